@@ -1,0 +1,2 @@
+//! x
+pub mod exit;pub mod text;pub mod lease;pub mod record;pub mod cli;
