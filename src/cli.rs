@@ -2,26 +2,39 @@
 
 use std::ffi::OsString;
 
-use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
-/// Run a command while holding a lock file.
+/// `withlock LOCK COMMAND`: what is typed most often, and parsed without the rest.
 #[derive(Debug, Parser)]
 #[command(
     name = "withlock",
     version,
     about = "Run COMMAND while holding LOCK; inspect, break and reclaim locks",
     override_usage = "withlock [OPTIONS] LOCK [--] COMMAND [ARG]...\n       withlock [OPTIONS] LOCK -c 'SHELL TEXT'\n       withlock SUBCOMMAND [OPTIONS] ...",
-    args_conflicts_with_subcommands = true,
-    subcommand_negates_reqs = true,
-    disable_help_subcommand = true
+    after_help = "Subcommands (withlock SUBCOMMAND --help): inspect break reclaim check acquire renew release reserve\n\
+                  A lock named like a subcommand is written ./inspect. Durations: 1.5 90s 500ms 1m30s 2h.\n\
+                  Exit status: COMMAND's own; 75 held by another, 76 lost; all of them in withlock(1).",
+    term_width = 100,
+    args_override_self = true
 )]
 pub struct Cli {
-    /// A subcommand, if one was given.
-    #[command(subcommand)]
-    pub subcommand: Option<Sub>,
-    /// Otherwise: run a command.
+    /// What to run, and under which lock.
     #[command(flatten)]
-    pub run: Option<Run>,
+    pub run: Run,
+}
+
+/// `withlock SUBCOMMAND`.
+#[derive(Debug, Parser)]
+#[command(name = "withlock", version, disable_help_subcommand = true, term_width = 100)]
+pub struct SubCli {
+    /// Which, and with what.
+    #[command(subcommand)]
+    pub subcommand: Sub,
+}
+
+/// The whole command tree, for man page, completions and the tests that hold them equal.
+pub fn whole() -> clap::Command {
+    SubCli::command().get_subcommands().cloned().fold(Cli::command(), clap::Command::subcommand)
 }
 
 /// The subcommands.

@@ -54,8 +54,14 @@ pub const TABLE: &[Row] = &[
     Row { exit: Some(Exit::Usage), meaning: "usage error; nothing was created or run" },
     Row { exit: Some(Exit::Unreachable), meaning: "the lock service cannot be reached" },
     Row { exit: Some(Exit::System), meaning: "the system refused something else (fork, descriptors)" },
-    Row { exit: Some(Exit::CannotTake), meaning: "LOCK can never be taken here: no such directory, foreign, name too long, read-only" },
-    Row { exit: Some(Exit::Io), meaning: "input/output error, no space; also: COMMAND succeeded but the release failed" },
+    Row {
+        exit: Some(Exit::CannotTake),
+        meaning: "LOCK can never be taken here: no such directory, foreign, name too long, read-only",
+    },
+    Row {
+        exit: Some(Exit::Io),
+        meaning: "input/output error, no space; also: COMMAND succeeded but the release failed",
+    },
     Row { exit: Some(Exit::Held), meaning: "held by another, or the wait ran out" },
     Row { exit: Some(Exit::Lost), meaning: "the lock was lost while COMMAND ran" },
     Row { exit: Some(Exit::NotPermitted), meaning: "no permission" },

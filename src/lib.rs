@@ -1,2 +1,16 @@
-//! x
-pub mod exit;pub mod text;pub mod lease;pub mod record;pub mod cli;
+//! A lock file for commands. (Long form: see below, once the modules stand.)
+
+pub mod cli;
+mod command;
+pub mod exit;
+pub mod lease;
+pub mod machine;
+pub mod options;
+pub mod record;
+pub mod report;
+pub mod store;
+pub mod supervise;
+pub mod sys;
+pub mod text;
+
+pub use command::main;

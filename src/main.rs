@@ -1,1 +1,5 @@
-fn main(){}
+//! Arguments in, exit code out.
+#![no_main]
+
+#[path = "sys/entry.rs"]
+mod entry;

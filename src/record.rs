@@ -369,7 +369,9 @@ mod tests {
 
     #[test]
     fn what_does_not_begin_like_a_record_is_foreign() {
-        for bytes in [b"#!/bin/sh\n".as_slice(), b"\n", b"{\"access_token\":1}", b"\0\0x", b"12345\n", b" {\"withlock\":1"] {
+        for bytes in
+            [b"#!/bin/sh\n".as_slice(), b"\n", b"{\"access_token\":1}", b"\0\0x", b"12345\n", b" {\"withlock\":1"]
+        {
             assert_eq!(classified(bytes), Content::Foreign, "{}", crate::text::Shown(bytes));
         }
         assert_eq!(classified(&[0; MAX_BLANK_BYTES]), Content::Blank);

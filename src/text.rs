@@ -23,7 +23,9 @@ impl Display for Shown<'_> {
                 match c {
                     '\\' => out.write_str("\\\\")?,
                     // Bidirectional controls can make a terminal show one name as another.
-                    c if c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}') => {
+                    c if c.is_control()
+                        || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}') =>
+                    {
                         let mut utf8 = [0; 4];
                         for byte in c.encode_utf8(&mut utf8).bytes() {
                             write!(out, "\\x{byte:02x}")?;

@@ -1,0 +1,90 @@
+//! The commands, a page each. `anyhow` is at home here: an error becomes a line and an exit code.
+
+mod obtain;
+mod run;
+
+use std::ffi::OsString;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+
+use crate::cli::{Cli, SubCli};
+use crate::exit::Exit;
+use crate::options::{Usage, check_first_word, is_subcommand};
+use crate::store::Fault;
+use crate::sys::output::complain;
+use crate::sys::signal::{OnEntry, block_all};
+use crate::sys::{Errno, describe, process};
+
+/// The program, from arguments to exit code.
+pub fn main() -> u8 {
+    process::occupy_standard_descriptors();
+    // Before the lock file exists, so that there is no moment in which a signal leaks it.
+    let outcome = block_all()
+        .map_err(|errno| System::new("block signals", errno).into())
+        .and_then(|on_entry| dispatch(&on_entry));
+    outcome.unwrap_or_else(|error| {
+        complain(&format!("{error:#}").replace('\n', " "));
+        exit_of(&error).code()
+    })
+}
+
+fn dispatch(on_entry: &OnEntry) -> anyhow::Result<u8> {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let words = arguments.get(1..).unwrap_or_default();
+    check_first_word(words)?;
+    if words.first().is_some_and(|word| is_subcommand(word)) {
+        return match SubCli::try_parse_from(&arguments) {
+            Ok(_) => Err(Usage("not available".into()).into()),
+            Err(error) => usage_error(&error),
+        };
+    }
+    match Cli::try_parse_from(&arguments) {
+        Ok(cli) => run::run(cli.run, on_entry),
+        Err(error) => usage_error(&error),
+    }
+}
+
+/// clap's errors in our one-line form; help and version go to standard output.
+fn usage_error(error: &clap::Error) -> anyhow::Result<u8> {
+    if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+        let text = error.render().to_string();
+        let written = std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes());
+        return Ok(if written.is_ok() { 0 } else { Exit::Io.code() });
+    }
+    let text = error.render().to_string();
+    let first = text.split("\n\n").next().unwrap_or_default();
+    let line = first.trim_start_matches("error: ").split_whitespace().collect::<Vec<_>>().join(" ");
+    Err(Usage(format!("{line}; try: withlock --help")).into())
+}
+
+/// The system refused something other than the lock.
+#[derive(Debug)]
+pub(crate) struct System {
+    doing: &'static str,
+    errno: Errno,
+}
+
+impl System {
+    fn new(doing: &'static str, errno: Errno) -> Self {
+        System { doing, errno }
+    }
+}
+
+impl std::fmt::Display for System {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "cannot {}: {}", self.doing, describe(self.errno))
+    }
+}
+
+impl std::error::Error for System {}
+
+fn exit_of(error: &anyhow::Error) -> Exit {
+    if let Some(fault) = error.downcast_ref::<Fault>() {
+        fault.exit()
+    } else if error.is::<Usage>() {
+        Exit::Usage
+    } else {
+        Exit::System
+    }
+}

@@ -1,0 +1,133 @@
+//! Taking a lock, with patience.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+
+use crate::options::{Patience, is_among};
+use crate::record::Nonce;
+use crate::report::BusyLock;
+use crate::store::{Attempt, Busy, Fault, Held, Offer, Store};
+use crate::sys::clock::{boot_ms, wall_ms};
+use crate::sys::{output, process, user};
+use crate::text::duration;
+
+/// A wait that lasts longer than this is spoken of, in milliseconds.
+const SPEAK_AFTER_MS: u64 = 1_000;
+
+/// How it ended.
+pub(super) enum Obtained {
+    /// With the lock.
+    Lock(Box<dyn Held>),
+    /// Without.
+    Busy(Busy, Waited),
+    /// An ancestor of this process holds it.
+    Ancestor(Nonce, Busy),
+}
+
+/// For how long a contender has waited.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Waited {
+    ms: u64,
+}
+
+impl Waited {
+    /// "held", or for how long it was held in vain.
+    pub(super) fn how(self) -> String {
+        if self.ms == 0 { "held".into() } else { format!("still held after {}", duration(self.ms)) }
+    }
+}
+
+/// Tries, waits, tries again, until the lock is granted or patience ends.
+pub(super) fn obtain(
+    store: &mut dyn Store,
+    offer: &Offer,
+    patience: Patience,
+    lock: &OsString,
+    quiet: bool,
+) -> Result<Obtained, Fault> {
+    let enclosing = process::variable("WITHLOCK_HELD").unwrap_or_default();
+    let began_ms = boot_ms();
+    let mut notice = Notice { quiet, is_terminal: None, said: false };
+    loop {
+        let busy = match store.attempt(offer)? {
+            Attempt::Granted(held) => {
+                notice.clear();
+                return Ok(Obtained::Lock(held));
+            }
+            Attempt::Busy(busy) => busy,
+        };
+        // The variable alone proves nothing: it counts only while the file still carries that nonce.
+        if let Some(record) = &busy.record
+            && is_among(&enclosing, &record.nonce)
+        {
+            return Ok(Obtained::Ancestor(record.nonce, busy));
+        }
+        let waited_ms = boot_ms().saturating_sub(began_ms);
+        let left_ms = match patience {
+            Patience::Forever => u64::MAX,
+            Patience::AtMost(most_ms) if waited_ms >= most_ms => {
+                notice.clear();
+                return Ok(Obtained::Busy(busy, Waited { ms: if most_ms == 0 { 0 } else { waited_ms } }));
+            }
+            Patience::AtMost(most_ms) => most_ms - waited_ms,
+        };
+        notice.show(&busy, lock, waited_ms);
+        let next_word_ms = notice.next_ms(waited_ms);
+        store.wait(left_ms.min(busy.look_again_ms).min(next_word_ms))?;
+    }
+}
+
+/// The line that says what a wait is for: one that is kept up to date on a terminal, one only elsewhere.
+struct Notice {
+    quiet: bool,
+    is_terminal: Option<bool>,
+    said: bool,
+}
+
+impl Notice {
+    fn show(&mut self, busy: &Busy, lock: &OsString, waited_ms: u64) {
+        if self.quiet || waited_ms < SPEAK_AFTER_MS {
+            return;
+        }
+        let is_terminal = *self.is_terminal.get_or_insert_with(output::is_terminal);
+        if is_terminal {
+            let line = busy_line(busy, lock, &format!("waiting for {}, held", duration(waited_ms)));
+            output::raw(format!("\r\x1b[Kwithlock: {line}").as_bytes());
+        } else if !self.said {
+            output::complain(&busy_line(busy, lock, "waiting, held"));
+        }
+        self.said = true;
+    }
+
+    /// When the next word is due.
+    fn next_ms(&self, waited_ms: u64) -> u64 {
+        if waited_ms < SPEAK_AFTER_MS {
+            SPEAK_AFTER_MS - waited_ms
+        } else if self.is_terminal == Some(true) {
+            1_000
+        } else {
+            u64::MAX
+        }
+    }
+
+    /// Takes the line on the terminal away again.
+    fn clear(&mut self) {
+        if self.said && self.is_terminal == Some(true) {
+            output::raw(b"\r\x1b[K");
+        }
+    }
+}
+
+/// The one line about a lock that another holds.
+pub(super) fn busy_line(busy: &Busy, lock: &OsString, how: &str) -> String {
+    BusyLock {
+        path: lock.as_bytes(),
+        record: busy.record.as_ref(),
+        user: busy.record.as_ref().and_then(|record| user::local_name(record.uid)),
+        renewed_at_ms: busy.renewed_at_ms,
+        expires_in_ms: busy.expires_in_ms,
+        note: busy.note.as_deref(),
+        now_ms: i64::try_from(wall_ms()).unwrap_or(i64::MAX),
+    }
+    .line(how)
+}

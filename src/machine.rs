@@ -1,0 +1,568 @@
+//! What a supervisor does about what happens: (state, event) → actions. Pure; the loop only performs.
+
+use crate::cli::OnLost;
+use crate::exit::{Exit, of_signal};
+use crate::lease::{give_up_after_ms, kill_grace_ms, renew_every_ms, retry_every_ms};
+
+/// How often a holder looks whether the lock is still its own, besides renewing, in milliseconds.
+pub const LOOK_EVERY_MS: u64 = 1_000;
+/// How often a tree that must end is looked at again, in milliseconds.
+const REAP_EVERY_MS: u64 = 50;
+
+/// What became of a child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// It exited with this status.
+    Exited(u8),
+    /// A signal ended it.
+    Killed(i32),
+    /// A signal stopped it.
+    Stopped(i32),
+    /// It goes on.
+    Continued,
+}
+
+/// A signal that has arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// Its number.
+    pub signal: i32,
+    /// Sent by the kernel (the terminal): the whole foreground process group has it already.
+    pub by_kernel: bool,
+    /// Sent by this process itself: a SIGPIPE of its own making.
+    pub by_self: bool,
+}
+
+/// What a renewal said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Renewal {
+    /// Nobody can evict us on the strength of an older time stamp.
+    Confirmed,
+    /// Somebody has entered the slot: look again soon.
+    Contested,
+    /// The lock is not ours any more; what was found instead.
+    Lost(String),
+    /// Neither: an error that may pass.
+    Failed(String),
+}
+
+/// Signal numbers, as Linux gives them on most machines (`sys` checks at compile time).
+pub mod number {
+    /// Hang-up.
+    pub const HUP: i32 = 1;
+    /// Ctrl-C.
+    pub const INT: i32 = 2;
+    /// Ctrl-\.
+    pub const QUIT: i32 = 3;
+    /// Cannot be caught.
+    pub const KILL: i32 = 9;
+    /// A pipe without a reader.
+    pub const PIPE: i32 = 13;
+    /// Please end.
+    pub const TERM: i32 = 15;
+    /// A child changed its state.
+    pub const CHLD: i32 = 17;
+    /// Go on.
+    pub const CONT: i32 = 18;
+    /// Ctrl-Z.
+    pub const TSTP: i32 = 20;
+    /// Read from the background.
+    pub const TTIN: i32 = 21;
+    /// Write from the background.
+    pub const TTOU: i32 = 22;
+    /// The window has another size.
+    pub const WINCH: i32 = 28;
+}
+
+/// What was decided before COMMAND was started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// The lease, in milliseconds; `None` where there is nothing to keep: degraded, or an ancestor's.
+    pub ttl_ms: Option<u64>,
+    /// Renew at all.
+    pub renew: bool,
+    /// Contenders are possible that do not see our guard.
+    pub may_be_unseen: bool,
+    /// The longest that COMMAND may run, in milliseconds.
+    pub max_hold_ms: Option<u64>,
+    /// Grace between TERM and KILL, in milliseconds.
+    pub kill_after_ms: u64,
+    /// What happens to COMMAND when the lock is lost.
+    pub on_lost: OnLost,
+    /// We lead our session: a hang-up of the terminal reached nobody else.
+    pub leads_session: bool,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// COMMAND itself changed its state.
+    Command(Change),
+    /// A signal arrived.
+    Signal(Received),
+    /// Time has passed; nothing else happened.
+    Tick,
+    /// What a renewal said.
+    Renewed(Renewal),
+    /// What a look said: `Some` if the lock is not ours any more.
+    Looked(Option<String>),
+    /// How many of COMMAND's tree are still there, of which we may not signal some.
+    TreeLeft(usize),
+}
+
+/// What is to be done about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Renew; its result is the next event.
+    Renew,
+    /// Look; its result is the next event.
+    Look,
+    /// Send COMMAND this signal.
+    Forward(i32),
+    /// Send this signal to COMMAND and all its descendants, then report how many are left.
+    SignalTree(i32),
+    /// Stop ourselves by this signal's default action.
+    StopSelf(i32),
+    /// Say a line.
+    Say(String),
+    /// It is over: release, and exit with this.
+    Finish,
+}
+
+/// Why we end COMMAND ourselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    Lost,
+    MaxHold,
+}
+
+/// The supervisor's state.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    terms: Terms,
+    /// Boot clock at the beginning of the grant.
+    started_ms: u64,
+    last_confirmed_ms: u64,
+    next_renewal_ms: u64,
+    next_look_ms: u64,
+    stopped: bool,
+    lost: bool,
+    warned: bool,
+    status: Option<u8>,
+    ending: Option<(Ending, u64)>,
+    killing: bool,
+    next_reap_ms: u64,
+}
+
+/// How it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// The exit code, as far as the machine knows it.
+    pub code: u8,
+    /// The lock was lost: there is nothing to release.
+    pub lost: bool,
+}
+
+impl Machine {
+    /// COMMAND has been started under a lease that counts from `granted_boot_ms`.
+    pub fn new(terms: Terms, granted_boot_ms: u64, now_ms: u64) -> Self {
+        Machine {
+            terms,
+            started_ms: now_ms,
+            last_confirmed_ms: granted_boot_ms,
+            next_renewal_ms: granted_boot_ms.saturating_add(terms.ttl_ms.map_or(u64::MAX, renew_every_ms)),
+            next_look_ms: now_ms + LOOK_EVERY_MS,
+            stopped: false,
+            lost: false,
+            warned: false,
+            status: None,
+            ending: None,
+            killing: false,
+            next_reap_ms: u64::MAX,
+        }
+    }
+
+    /// When the next [`Event::Tick`] is due, by the boot clock.
+    pub fn next_due_ms(&self) -> u64 {
+        let mut due_ms = u64::MAX;
+        let mut at = |when_ms: u64| due_ms = due_ms.min(when_ms);
+        if self.keeps_lease() {
+            at(self.next_look_ms);
+            if self.terms.renew {
+                at(self.next_renewal_ms);
+            }
+            if let Some(give_up_ms) = self.give_up_ms() {
+                at(give_up_ms);
+            }
+        }
+        match self.ending {
+            Some((_, kill_ms)) => {
+                at(self.next_reap_ms);
+                if !self.killing {
+                    at(kill_ms);
+                }
+            }
+            None => {
+                if let Some(hold_ms) = self.terms.max_hold_ms {
+                    at(self.started_ms.saturating_add(hold_ms));
+                }
+            }
+        }
+        due_ms
+    }
+
+    /// How it ended, once COMMAND has.
+    pub fn outcome(&self) -> Option<Outcome> {
+        let own = self.status?;
+        let code = match self.ending {
+            Some((Ending::Lost, _)) => Exit::Lost.code(),
+            Some((Ending::MaxHold, _)) => Exit::MaxHold.code(),
+            // Only warned: COMMAND's own failure passes through, its success must not hide the loss.
+            None if self.lost && own == 0 => Exit::Lost.code(),
+            None => own,
+        };
+        Some(Outcome { code, lost: self.lost })
+    }
+
+    /// Decides.
+    pub fn step(&mut self, event: Event, now_ms: u64) -> Vec<Action> {
+        match event {
+            Event::Command(change) => self.command(change),
+            Event::Signal(received) => self.signal(received, now_ms),
+            Event::Tick => self.tick(now_ms),
+            Event::Renewed(renewal) => self.renewed(renewal, now_ms),
+            Event::Looked(None) => Vec::new(),
+            Event::Looked(Some(found)) => self.lose(&found, now_ms),
+            Event::TreeLeft(0) if self.status.is_some() => vec![Action::Finish],
+            Event::TreeLeft(_) => {
+                self.next_reap_ms = now_ms + REAP_EVERY_MS;
+                Vec::new()
+            }
+        }
+    }
+
+    fn command(&mut self, change: Change) -> Vec<Action> {
+        match change {
+            Change::Exited(status) => self.ended(status),
+            Change::Killed(signal) => self.ended(of_signal(signal)),
+            Change::Stopped(signal) => {
+                self.stopped = true;
+                // Stopped by the terminal's job control: so are we, and the prompt comes back. By
+                // anything else it was stopped alone, and its lock is kept for it.
+                if matches!(signal, number::TSTP | number::TTIN | number::TTOU) && self.ending.is_none() {
+                    vec![Action::StopSelf(signal)]
+                } else {
+                    Vec::new()
+                }
+            }
+            Change::Continued => {
+                self.stopped = false;
+                Vec::new()
+            }
+        }
+    }
+
+    fn ended(&mut self, status: u8) -> Vec<Action> {
+        self.status = Some(status);
+        match self.ending {
+            None => vec![Action::Finish],
+            // It is over when all of its tree is.
+            Some(_) => vec![Action::SignalTree(0)],
+        }
+    }
+
+    fn signal(&mut self, received: Received, now_ms: u64) -> Vec<Action> {
+        match received.signal {
+            number::CHLD => Vec::new(),
+            // A line of ours that nobody reads.
+            number::PIPE if received.by_self => Vec::new(),
+            number::CONT => {
+                let mut actions = Vec::new();
+                if self.keeps_lease() && self.terms.renew {
+                    self.next_renewal_ms = now_ms;
+                    actions.push(Action::Renew);
+                }
+                if self.stopped {
+                    self.stopped = false;
+                    actions.push(Action::Forward(number::CONT));
+                }
+                actions
+            }
+            // The terminal has sent these to the whole group already.
+            number::INT | number::QUIT | number::TSTP | number::TTIN | number::TTOU | number::WINCH
+                if received.by_kernel =>
+            {
+                Vec::new()
+            }
+            // A hang-up of the terminal reaches the session's leader, and nobody else if that is us.
+            number::HUP if received.by_kernel && !self.terms.leads_session => Vec::new(),
+            signal => vec![Action::Forward(signal)],
+        }
+    }
+
+    fn tick(&mut self, now_ms: u64) -> Vec<Action> {
+        if let Some((_, kill_ms)) = self.ending {
+            let mut actions = Vec::new();
+            if now_ms >= kill_ms || self.killing {
+                self.killing = true;
+                actions.push(Action::SignalTree(number::KILL));
+            } else if now_ms >= self.next_reap_ms {
+                actions.push(Action::SignalTree(0));
+            }
+            self.next_reap_ms = now_ms + REAP_EVERY_MS;
+            actions.append(&mut self.keep_lease(now_ms));
+            return actions;
+        }
+        if self.terms.max_hold_ms.is_some_and(|hold_ms| now_ms >= self.started_ms.saturating_add(hold_ms)) {
+            let hold_ms = self.terms.max_hold_ms.unwrap_or(0);
+            let line = format!("the command has run for {}, its --max-hold: ending it", crate::text::duration(hold_ms));
+            return self.end_command(Ending::MaxHold, self.terms.kill_after_ms, line, now_ms);
+        }
+        if self.give_up_ms().is_some_and(|give_up_ms| now_ms >= give_up_ms) {
+            return self.give_up(now_ms);
+        }
+        self.keep_lease(now_ms)
+    }
+
+    fn keep_lease(&mut self, now_ms: u64) -> Vec<Action> {
+        if !self.keeps_lease() {
+            return Vec::new();
+        }
+        if self.terms.renew && now_ms >= self.next_renewal_ms {
+            return vec![Action::Renew];
+        }
+        if now_ms >= self.next_look_ms {
+            self.next_look_ms = now_ms + LOOK_EVERY_MS;
+            return vec![Action::Look];
+        }
+        Vec::new()
+    }
+
+    fn renewed(&mut self, renewal: Renewal, now_ms: u64) -> Vec<Action> {
+        let Some(ttl_ms) = self.terms.ttl_ms else { return Vec::new() };
+        self.next_look_ms = now_ms + LOOK_EVERY_MS;
+        match renewal {
+            Renewal::Confirmed => {
+                self.last_confirmed_ms = now_ms;
+                self.next_renewal_ms = now_ms.saturating_add(renew_every_ms(ttl_ms));
+                self.warned = false;
+                Vec::new()
+            }
+            Renewal::Contested => self.retry(ttl_ms, now_ms, "another process wants to end the lock".into()),
+            Renewal::Failed(why) => self.retry(ttl_ms, now_ms, format!("the lock could not be renewed: {why}")),
+            Renewal::Lost(found) => self.lose(&found, now_ms),
+        }
+    }
+
+    /// Soon, not a whole period later; and said once, not at every try.
+    fn retry(&mut self, ttl_ms: u64, now_ms: u64, why: String) -> Vec<Action> {
+        self.next_renewal_ms = now_ms + retry_every_ms(ttl_ms);
+        if std::mem::replace(&mut self.warned, true) {
+            Vec::new()
+        } else {
+            vec![Action::Say(format!("{why}; trying again"))]
+        }
+    }
+
+    /// The lock is not ours any more. Only what was found says so, never elapsed time or a failed look.
+    fn lose(&mut self, found: &str, now_ms: u64) -> Vec<Action> {
+        if std::mem::replace(&mut self.lost, true) {
+            return Vec::new();
+        }
+        let line = format!("the lock was lost: {found}");
+        match self.terms.on_lost {
+            OnLost::Warn => vec![Action::Say(format!("{line}; the command goes on"))],
+            OnLost::Terminate if self.ending.is_some() => {
+                self.ending = self.ending.map(|(_, kill_ms)| (Ending::Lost, kill_ms));
+                vec![Action::Say(line)]
+            }
+            OnLost::Terminate => {
+                self.end_command(Ending::Lost, self.terms.kill_after_ms, format!("{line}; ending the command"), now_ms)
+            }
+        }
+    }
+
+    /// Not lost, but others may get in soon: COMMAND must have ended before they do.
+    fn give_up(&mut self, now_ms: u64) -> Vec<Action> {
+        let ttl_ms = self.terms.ttl_ms.unwrap_or(0);
+        let left_ms = self.last_confirmed_ms.saturating_add(ttl_ms).saturating_sub(now_ms);
+        let line = format!("the lock expires in {} and was not renewed", crate::text::duration(left_ms));
+        // Said and acted upon once.
+        self.terms.may_be_unseen = false;
+        match self.terms.on_lost {
+            OnLost::Warn => vec![Action::Say(format!("{line}; the command goes on"))],
+            OnLost::Terminate => {
+                let grace_ms = kill_grace_ms(ttl_ms, self.terms.kill_after_ms);
+                self.end_command(Ending::Lost, grace_ms, format!("{line}; ending the command"), now_ms)
+            }
+        }
+    }
+
+    fn end_command(&mut self, why: Ending, grace_ms: u64, line: String, now_ms: u64) -> Vec<Action> {
+        self.ending = Some((why, now_ms.saturating_add(grace_ms)));
+        self.next_reap_ms = now_ms + REAP_EVERY_MS;
+        // CONT as well: a stopped process does not see a TERM.
+        vec![Action::Say(line), Action::SignalTree(number::TERM), Action::SignalTree(number::CONT)]
+    }
+
+    fn keeps_lease(&self) -> bool {
+        self.terms.ttl_ms.is_some() && !self.lost
+    }
+
+    /// When to give up without a confirmed renewal; only where contenders may not see our guard. Behind
+    /// a guard that everybody sees nobody can evict us, and hours of work are not killed for a failed
+    /// touch.
+    fn give_up_ms(&self) -> Option<u64> {
+        let ttl_ms = self.terms.ttl_ms?;
+        (self.terms.may_be_unseen && !self.lost && self.ending.is_none())
+            .then(|| self.last_confirmed_ms.saturating_add(give_up_after_ms(ttl_ms, self.terms.kill_after_ms)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine(change: impl FnOnce(&mut Terms)) -> Machine {
+        let mut terms = Terms {
+            ttl_ms: Some(60_000),
+            renew: true,
+            may_be_unseen: false,
+            max_hold_ms: None,
+            kill_after_ms: 10_000,
+            on_lost: OnLost::Terminate,
+            leads_session: false,
+        };
+        change(&mut terms);
+        Machine::new(terms, 0, 0)
+    }
+
+    fn signal(signal: i32, by_kernel: bool) -> Event {
+        Event::Signal(Received { signal, by_kernel, by_self: false })
+    }
+
+    #[test]
+    fn the_commands_own_status_passes_through() {
+        for (change, code) in [(Change::Exited(0), 0), (Change::Exited(255), 255), (Change::Killed(9), 137)] {
+            let mut machine = machine(|_| {});
+            assert_eq!(machine.step(Event::Command(change), 5), [Action::Finish]);
+            assert_eq!(machine.outcome(), Some(Outcome { code, lost: false }));
+        }
+    }
+
+    #[test]
+    fn a_signal_sent_to_us_alone_is_handed_on_and_one_from_the_terminal_is_not() {
+        let mut machine = machine(|_| {});
+        for number in [number::TERM, number::HUP, number::INT, number::QUIT, 10, 12, 34, 64] {
+            assert_eq!(machine.step(signal(number, false), 1), [Action::Forward(number)]);
+        }
+        for number in [number::INT, number::QUIT, number::TSTP, number::WINCH, number::HUP] {
+            assert_eq!(machine.step(signal(number, true), 1), []);
+        }
+        let broken_pipe = Received { signal: number::PIPE, by_kernel: false, by_self: true };
+        assert_eq!(machine.step(Event::Signal(broken_pipe), 1), []);
+    }
+
+    #[test]
+    fn a_hang_up_of_the_terminal_is_handed_on_by_the_sessions_leader() {
+        let mut machine = machine(|terms| terms.leads_session = true);
+        assert_eq!(machine.step(signal(number::HUP, true), 1), [Action::Forward(number::HUP)]);
+    }
+
+    #[test]
+    fn a_command_stopped_from_the_terminal_stops_us_and_continuing_renews_first() {
+        let mut machine = machine(|_| {});
+        assert_eq!(machine.step(Event::Command(Change::Stopped(number::TSTP)), 1), [Action::StopSelf(number::TSTP)]);
+        assert_eq!(machine.step(signal(number::CONT, false), 9), [Action::Renew, Action::Forward(number::CONT)]);
+        assert_eq!(machine.step(Event::Command(Change::Stopped(19)), 10), [], "SIGSTOP was meant for it alone");
+    }
+
+    #[test]
+    fn renewal_comes_every_third_and_soon_again_after_a_failure() {
+        let mut machine = machine(|_| {});
+        assert_eq!(machine.next_due_ms(), LOOK_EVERY_MS);
+        assert_eq!(machine.step(Event::Tick, 1_000), [Action::Look]);
+        assert_eq!(machine.step(Event::Tick, 20_000), [Action::Renew]);
+        let said = machine.step(Event::Renewed(Renewal::Failed("No space left".into())), 20_000);
+        assert_eq!(said, [Action::Say("the lock could not be renewed: No space left; trying again".into())]);
+        assert_eq!(machine.next_due_ms(), 21_000);
+        assert_eq!(machine.step(Event::Renewed(Renewal::Contested), 21_000), [], "said once");
+        assert_eq!(machine.step(Event::Renewed(Renewal::Confirmed), 22_000), []);
+        assert_eq!(machine.step(Event::Tick, 42_000), [Action::Renew]);
+    }
+
+    #[test]
+    fn behind_a_guard_that_all_see_a_failed_renewal_ends_nothing() {
+        let mut machine = machine(|_| {});
+        machine.step(Event::Renewed(Renewal::Failed("x".into())), 20_000);
+        assert_eq!(machine.step(Event::Tick, 3_600_000), [Action::Renew]);
+    }
+
+    #[test]
+    fn where_others_may_not_see_the_guard_the_command_ends_before_the_lease_does() {
+        let mut machine = machine(|terms| terms.may_be_unseen = true);
+        machine.step(Event::Renewed(Renewal::Failed("x".into())), 20_000);
+        assert_eq!(machine.step(Event::Tick, 49_999), [Action::Renew]);
+        let actions = machine.step(Event::Tick, 50_000);
+        assert_eq!(
+            actions,
+            [
+                Action::Say("the lock expires in 10s and was not renewed; ending the command".into()),
+                Action::SignalTree(number::TERM),
+                Action::SignalTree(number::CONT)
+            ]
+        );
+        assert!(machine.step(Event::Tick, 60_000).contains(&Action::SignalTree(number::KILL)));
+        machine.step(Event::Command(Change::Killed(number::KILL)), 60_001);
+        assert_eq!(machine.step(Event::TreeLeft(0), 60_002), [Action::Finish]);
+        assert_eq!(machine.outcome(), Some(Outcome { code: 76, lost: false }));
+    }
+
+    #[test]
+    fn a_lost_lock_ends_the_whole_tree_and_exits_76() {
+        let mut machine = machine(|_| {});
+        let actions = machine.step(Event::Looked(Some("the lock file is gone".into())), 5_000);
+        assert_eq!(actions[0], Action::Say("the lock was lost: the lock file is gone; ending the command".into()));
+        assert_eq!(machine.step(Event::Command(Change::Exited(0)), 5_010), [Action::SignalTree(0)]);
+        assert_eq!(machine.step(Event::TreeLeft(1), 5_011), [], "a descendant lives on");
+        assert!(machine.step(Event::Tick, 15_000).contains(&Action::SignalTree(number::KILL)));
+        assert_eq!(machine.step(Event::TreeLeft(0), 15_050), [Action::Finish]);
+        assert_eq!(machine.outcome(), Some(Outcome { code: 76, lost: true }));
+    }
+
+    #[test]
+    fn a_loss_that_is_only_warned_of_shows_in_the_exit_code_of_a_success() {
+        for (status, code) in [(0, 76), (3, 3)] {
+            let mut machine = machine(|terms| terms.on_lost = OnLost::Warn);
+            let said = machine.step(Event::Renewed(Renewal::Lost("another lock file is there".into())), 20_000);
+            assert_eq!(
+                said,
+                [Action::Say("the lock was lost: another lock file is there; the command goes on".into())]
+            );
+            assert_eq!(machine.next_due_ms(), u64::MAX);
+            machine.step(Event::Command(Change::Exited(status)), 30_000);
+            assert_eq!(machine.outcome(), Some(Outcome { code, lost: true }));
+        }
+    }
+
+    #[test]
+    fn max_hold_ends_the_tree_and_kills_what_ignores_it_while_the_lease_is_kept() {
+        let mut machine = machine(|terms| terms.max_hold_ms = Some(5_000));
+        machine.step(Event::Looked(None), 4_000);
+        let actions = machine.step(Event::Tick, 5_000);
+        assert_eq!(actions[1..], [Action::SignalTree(number::TERM), Action::SignalTree(number::CONT)]);
+        assert!(machine.step(Event::Tick, 15_000).contains(&Action::SignalTree(number::KILL)));
+        assert!(machine.step(Event::Tick, 20_000).contains(&Action::Renew));
+        machine.step(Event::Command(Change::Killed(number::KILL)), 20_001);
+        machine.step(Event::TreeLeft(0), 20_002);
+        assert_eq!(machine.outcome(), Some(Outcome { code: 124, lost: false }));
+    }
+
+    #[test]
+    fn without_a_lease_nothing_is_renewed_and_nothing_can_be_lost() {
+        let mut machine = machine(|terms| terms.ttl_ms = None);
+        assert_eq!(machine.next_due_ms(), u64::MAX);
+        assert_eq!(machine.step(Event::Tick, 1_000_000), []);
+        assert_eq!(machine.step(signal(number::CONT, false), 1_000_000), []);
+    }
+}

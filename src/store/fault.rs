@@ -1,0 +1,67 @@
+//! What can go wrong with a lock, with the path it went wrong at and the exit code it leads to.
+
+use std::fmt::{self, Display, Formatter};
+
+use crate::exit::Exit;
+use crate::sys::{Errno, describe};
+use crate::text::Shown;
+
+/// An error of a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The lock can never be taken at this path.
+    CannotTake {
+        /// The path as the user gave it.
+        path: Vec<u8>,
+        /// Why not.
+        why: String,
+    },
+    /// We may not.
+    NotPermitted {
+        /// The path as the user gave it.
+        path: Vec<u8>,
+        /// What is not permitted, and to whom.
+        why: String,
+    },
+    /// Input or output error, or no space.
+    Io {
+        /// The path as the user gave it.
+        path: Vec<u8>,
+        /// What was being done.
+        doing: &'static str,
+        /// What the system said.
+        errno: Errno,
+    },
+    /// The system refused something other than the lock.
+    System {
+        /// What was being done.
+        doing: &'static str,
+        /// What the system said.
+        errno: Errno,
+    },
+}
+
+impl Fault {
+    /// The exit code that it leads to.
+    pub fn exit(&self) -> Exit {
+        match self {
+            Fault::CannotTake { .. } => Exit::CannotTake,
+            Fault::NotPermitted { .. } => Exit::NotPermitted,
+            Fault::Io { .. } => Exit::Io,
+            Fault::System { .. } => Exit::System,
+        }
+    }
+}
+
+impl Display for Fault {
+    fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Fault::CannotTake { path, why } => write!(out, "{}: cannot be locked: {why}", Shown(path)),
+            Fault::NotPermitted { path, why } => write!(out, "{}: {why}", Shown(path)),
+            Fault::Io { path, doing, errno } => write!(out, "{}: cannot {doing}: {}", Shown(path), describe(*errno)),
+            Fault::System { doing, errno } => write!(out, "cannot {doing}: {}", describe(*errno)),
+        }
+    }
+}
+
+impl std::error::Error for Fault {}

@@ -1,0 +1,437 @@
+//! The lock in a file: the grant, and waiting for it.
+//!
+//! The numbers in the comments are the steps of the protocol ("Grant").
+
+use std::ffi::{OsStr, OsString};
+use std::rc::Rc;
+
+use crate::lease::{MIN_TTL_MS, Verdict, Watch, judge_watched, renew_every_ms};
+use crate::machine::Renewal;
+use crate::record::{Guard, Nonce, Record, SlotName, VERSION, Why};
+use crate::sys::clock::{boot_ms, wall, wall_ms};
+use crate::sys::file::{File, Identity, Try};
+use crate::sys::hook::{Step, before, is_scheduled, left_out};
+use crate::sys::process::Who;
+use crate::sys::signal::OnEntry;
+use crate::sys::sleep::{Sleeper, Slept};
+use crate::sys::{Errno, random, sleep};
+
+use super::end::{Basis, End, Ending, VETO_PATIENCE_MS, end, take_guard};
+use super::held::{FileHeld, Mine};
+use super::place::{Epoch, Known, Place, Seen};
+use super::{Attempt, Busy, Fault, NotReleased, Offer, Store, reclaim};
+
+/// The longest a waiter sleeps without a look, in milliseconds: the backstop for what no guard tells (a
+/// forced break, another host).
+const BACKSTOP_MS: u64 = 1_000;
+/// How long a contested newborn is given to be left alone, in milliseconds, before it is given back.
+const NEWBORN_PATIENCE_MS: u64 = 2_000;
+/// Observations in one attempt that each find the lock changed; then it counts as busy for now.
+const TURNS: u32 = 100;
+
+/// Takes and waits for the lock file at one path.
+#[derive(Debug)]
+pub struct FileStore {
+    place: Rc<Place>,
+    who: Who,
+    sleeper: Sleeper,
+    watch: Watch<(Identity, Option<Nonce>)>,
+    /// The epoch last seen at the path, to sleep on.
+    seen: Option<Epoch>,
+    /// The epoch whose guard we were given while it was still at the path. Its processes are dead; it is
+    /// waited out by the clock, and its guard is left alone, or two waiters would wake each other.
+    given: Option<Identity>,
+    kept_guards: Vec<File>,
+    vetoed: Option<Identity>,
+    polls: u32,
+    may_write: bool,
+    has_evicted: bool,
+}
+
+enum Grant {
+    Held(Box<FileHeld>),
+    Exists,
+    /// Ours for a moment, and taken from us before it counted: start over.
+    Again,
+}
+
+impl FileStore {
+    /// A contender for the lock at `path`.
+    pub fn open(path: &OsStr, parents: bool, on_entry: &OnEntry) -> Result<Self, Fault> {
+        let place = Place::open(path, parents)?;
+        place.check_name_length()?;
+        Ok(FileStore {
+            place: Rc::new(place),
+            who: Who::am_i(),
+            sleeper: Sleeper::new(on_entry),
+            watch: Watch::default(),
+            seen: None,
+            given: None,
+            kept_guards: Vec::new(),
+            vetoed: None,
+            polls: 0,
+            may_write: false,
+            has_evicted: false,
+        })
+    }
+
+    /// Where the lock is.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    fn grant(&mut self, offer: &Offer) -> Result<Grant, Fault> {
+        let place = Rc::clone(&self.place);
+        // (1) The arbiter. Nothing else ever confers the lock.
+        let granted_boot_ms = boot_ms();
+        let claimed_at_ms = wall_ms();
+        let file = match place.dir.create_exclusive(&place.name, offer.mode.unwrap_or(0o644), Step::Exclusive) {
+            Ok(file) => file,
+            Err(Errno::EEXIST | Errno::ELOOP) => return Ok(Grant::Exists),
+            Err(errno) => return Err(place.change_fault("create it", errno)),
+        };
+        // (2) The guard. Busy: we stalled, and somebody ends this epoch already.
+        let guarded = if offer.guard == Guard::None || left_out(Step::Guard) {
+            Try::Unsupported
+        } else {
+            take_guard(&place, &file, VETO_PATIENCE_MS).or_else(|fault| self.withdraw(&place, &file, fault))?
+        };
+        // (3) What we made; its stamp names the slot under which a blank lock can be ended.
+        let stat = match file.stat() {
+            Ok(stat) => stat,
+            Err(errno) => return self.withdraw(&place, &file, place.io("examine it", errno)),
+        };
+        if guarded == Try::Busy {
+            let judged = Epoch { stat, known: Known::Blank, file: None };
+            let ending = Ending { force: true, ..own_ending(&judged, &file) };
+            let _ = end(&place, &ending);
+            return Ok(Grant::Again);
+        }
+        let guarded = guarded == Try::Given;
+        let record = Record {
+            version: VERSION,
+            nonce: random::nonce(),
+            claimed_at_ms,
+            ttl_ms: offer.ttl_ms.max(MIN_TTL_MS),
+            host: self.who.host.clone(),
+            boot_id: self.who.boot_id.clone(),
+            pid: self.who.pid,
+            pid_started: self.who.pid_started,
+            uid: self.who.uid,
+            command: offer.command.clone(),
+            guard: if guarded { offer.guard } else { Guard::None },
+            dev: stat.identity.dev,
+            label: offer.label.clone(),
+            fence: None,
+        };
+        let mut held = Box::new(FileHeld {
+            slot: SlotName::of(&record),
+            blank_slot: SlotName::of_blank(stat.identity.ino, stat.mtime),
+            place,
+            file,
+            stat,
+            record,
+            guarded,
+            inherited: None,
+            kept_guards: Vec::new(),
+            granted_boot_ms,
+        });
+        if let Err(fault) = held.complete(offer) {
+            held.give_up();
+            return Err(fault);
+        }
+        // (4) Still at the path, nobody in either slot, and no time lost; else renew first.
+        match held.counts()? {
+            true => {
+                held.kept_guards.append(&mut self.kept_guards);
+                Ok(Grant::Held(held))
+            }
+            false => Ok(Grant::Again),
+        }
+    }
+
+    /// After an error with a file that has no record yet.
+    fn withdraw<T>(&self, place: &Rc<Place>, file: &File, fault: Fault) -> Result<T, Fault> {
+        if let Ok(stat) = file.stat() {
+            let judged = Epoch { stat, known: Known::Blank, file: None };
+            let _ = end(place, &own_ending(&judged, file));
+        }
+        Err(fault)
+    }
+
+    /// What a contender makes of the epoch at the path: stale or not, and then whether it could be ended.
+    fn contend(&mut self, epoch: Epoch, offer: &Offer) -> Result<Turn, Fault> {
+        if epoch.known == Known::Unreadable {
+            return Ok(self.busy(epoch, None, BACKSTOP_MS, Some("we may not read it, so it counts as held".into())));
+        }
+        let identity = epoch.identity();
+        if self.seen.as_ref().is_none_or(|seen| seen.identity() != identity) {
+            self.polls = 0;
+        }
+        let unchanged_ms = self.watch.note((identity, epoch.nonce()), epoch.mtime(), boot_ms());
+        let basis = match judge_watched(epoch.mtime(), wall(), epoch.ttl_ms(), unchanged_ms) {
+            Verdict::Stale { .. } if unchanged_ms > epoch.ttl_ms() => Basis::Unchanged,
+            Verdict::Stale { .. } => Basis::Age,
+            Verdict::Fresh { .. } if offer.evict_dead && self.is_dead(&epoch) => Basis::DeadHolder,
+            Verdict::Fresh { remaining_ms } => return Ok(self.busy(epoch, Some(remaining_ms), remaining_ms, None)),
+        };
+        let ending = Ending {
+            judged: &epoch,
+            basis,
+            why: Why::Stale,
+            force: false,
+            reason: None,
+            mine: None,
+            patience_ms: if self.vetoed == Some(identity) { 0 } else { VETO_PATIENCE_MS },
+        };
+        match end(&self.place, &ending)? {
+            End::Done(_) | End::DoneAside(_) => {
+                self.has_evicted = true;
+                Ok(Turn::Again)
+            }
+            End::Gone => Ok(Turn::Again),
+            End::Vetoed => {
+                self.vetoed = Some(identity);
+                let note = "stale, but a process still has its guard".to_owned();
+                Ok(self.busy(epoch, None, BACKSTOP_MS, Some(note)))
+            }
+            End::Claimed => Ok(self.busy(epoch, None, 10, Some("another process is ending it".into()))),
+            End::NotStale { remaining_ms } => Ok(self.busy(epoch, Some(remaining_ms), remaining_ms, None)),
+            End::MayNot(why) => {
+                Ok(self.busy(epoch, None, BACKSTOP_MS, Some(format!("stale, but it cannot be ended: {why}"))))
+            }
+        }
+    }
+
+    /// Whether all who had the inherited guard must be dead (`--evict-dead`, asked for by name): written
+    /// under this boot, for this device, on a local file system. That its guard is free is found when the
+    /// ender takes it.
+    fn is_dead(&self, epoch: &Epoch) -> bool {
+        epoch.record().is_some_and(|record| {
+            self.place.file_system.local
+                && record.guard == Guard::Inherited
+                && !record.boot_id.is_empty()
+                && record.boot_id == self.who.boot_id
+                && record.dev == epoch.identity().dev
+                && self.vetoed != Some(epoch.identity())
+        })
+    }
+
+    fn busy(&mut self, epoch: Epoch, expires_in_ms: Option<u64>, look_again_ms: u64, note: Option<String>) -> Turn {
+        let busy = Busy {
+            record: epoch.record().cloned(),
+            renewed_at_ms: Some(epoch.mtime().ms()),
+            expires_in_ms,
+            note: note
+                .or_else(|| (epoch.known == Known::Blank).then(|| "its record is not written yet, or broken".into())),
+            look_again_ms,
+        };
+        self.seen = Some(epoch);
+        Turn::Busy(busy)
+    }
+
+    /// Whether sleeping on the guard of `epoch` tells when it ends.
+    ///
+    /// Never before the record is written: a waiter that took a newborn file's guard would turn its maker
+    /// away. And only where the record was written under this boot: on another host the guard is not seen.
+    fn has_useful_guard(&self, epoch: &Epoch) -> bool {
+        if left_out(Step::Newborn) && epoch.known == Known::Blank {
+            return true;
+        }
+        self.given != Some(epoch.identity())
+            && epoch.record().is_some_and(|record| record.guard != Guard::None && record.boot_id == self.who.boot_id)
+    }
+
+    fn was_given(&mut self, file: File, identity: Identity) -> Result<(), Fault> {
+        let failed = |errno| self.place.io("look at it", errno);
+        let at_path = self.place.dir.lstat(&self.place.name).map_err(failed)?;
+        if at_path.is_some_and(|stat| stat.identity == identity) {
+            // Its processes are dead, but its time has not come. We let go at once, so that it can be
+            // ended, and wait by the clock.
+            self.given = Some(identity);
+            self.vetoed = None;
+            file.unguard().map_err(failed)
+        } else {
+            // The epoch has ended. Those who sleep behind us sleep on, until we are done.
+            self.kept_guards.push(file);
+            Ok(())
+        }
+    }
+}
+
+enum Turn {
+    Again,
+    Busy(Busy),
+}
+
+fn own_ending<'a>(judged: &'a Epoch, file: &'a File) -> Ending<'a> {
+    Ending {
+        judged,
+        basis: Basis::Any,
+        why: Why::LateRelease,
+        force: false,
+        reason: None,
+        mine: Some((file, false)),
+        patience_ms: 0,
+    }
+}
+
+impl FileHeld {
+    /// The rest of step (3): what the record says, and the record itself, in one write.
+    fn complete(&mut self, offer: &Offer) -> Result<(), Fault> {
+        if let Some(mode) = offer.mode {
+            self.file.set_mode(mode).map_err(|errno| self.place.io("set its mode", errno))?;
+        }
+        if self.guarded && self.record.guard == Guard::Inherited {
+            let descriptor = self.file.inheritable();
+            let failed = |errno| Fault::System { doing: "duplicate the guard's descriptor", errno };
+            self.inherited = Some(descriptor.map_err(failed)?);
+        }
+        self.file.write_once(&self.record.encode()).map_err(|errno| self.place.io("write its record", errno))?;
+        if !self.place.file_system.local {
+            self.file.sync().map_err(|errno| self.place.io("write its record", errno))?;
+        }
+        Ok(())
+    }
+
+    /// Step (4): whether the grant counts.
+    fn counts(&mut self) -> Result<bool, Fault> {
+        let until_ms = boot_ms() + NEWBORN_PATIENCE_MS;
+        let mut late = boot_ms().saturating_sub(self.granted_boot_ms) >= renew_every_ms(self.record.ttl_ms);
+        loop {
+            let now = if left_out(Step::GrantCheck) {
+                Ok(Renewal::Confirmed)
+            } else if late {
+                self.try_renew()
+            } else {
+                self.is_at_path_and_alone()
+            };
+            match now {
+                Ok(Renewal::Confirmed) => return Ok(true),
+                Ok(Renewal::Lost(_)) => return Ok(false),
+                Ok(Renewal::Contested) if boot_ms() < until_ms && !is_scheduled() => {
+                    sleep::pause(5);
+                    late = true;
+                }
+                Ok(Renewal::Contested) => {
+                    self.give_up();
+                    return Ok(false);
+                }
+                Ok(Renewal::Failed(_)) => late = true,
+                Err(errno) => {
+                    self.give_up();
+                    return Err(self.place.io("verify it", errno));
+                }
+            }
+        }
+    }
+
+    fn is_at_path_and_alone(&self) -> crate::sys::file::Outcome<Renewal> {
+        match self.place.dir.lstat(&self.place.name)? {
+            Some(found) if found.identity == self.stat.identity => self.slots(),
+            _ => Ok(Renewal::Lost(String::new())),
+        }
+    }
+
+    /// Gives back what was never used; what cannot be given back expires.
+    fn give_up(&self) {
+        let blank = !matches!(self.is_mine(), Ok(Mine::Yes));
+        let (slot, known) = if blank {
+            // A part of the record may have been written: the stamp of now names the slot in which
+            // others would end it.
+            let mtime = self.file.stat().map_or(self.stat.mtime, |stat| stat.mtime);
+            (SlotName::of_blank(self.stat.identity.ino, mtime), Known::Blank)
+        } else {
+            (self.slot, Known::Record(Box::new(self.record.clone())))
+        };
+        let given_back: Result<_, NotReleased> = self.release_to(&slot, known);
+        drop(given_back);
+    }
+}
+
+impl Store for FileStore {
+    fn attempt(&mut self, offer: &Offer) -> Result<Attempt, Fault> {
+        for _ in 0..TURNS {
+            match self.grant(offer)? {
+                Grant::Held(held) => {
+                    if self.has_evicted {
+                        // A crash loop must not fill the directory with quarantines.
+                        reclaim::remove_aged(&self.place);
+                    }
+                    return Ok(Attempt::Granted(held));
+                }
+                Grant::Again => continue,
+                Grant::Exists => {}
+            }
+            if !self.may_write {
+                // A lock that exists hides that nobody could take it here: ask before waiting for it.
+                self.place.dir.may_write().map_err(|errno| self.place.change_fault("create it", errno))?;
+                self.may_write = true;
+            }
+            match self.place.observe()? {
+                Seen::Free => self.watch.forget(),
+                Seen::Foreign(_, what) => return Err(self.place.cannot(format!("not a withlock lock: {what}"))),
+                Seen::Epoch(epoch) => {
+                    if let Turn::Busy(busy) = self.contend(epoch, offer)? {
+                        return Ok(Attempt::Busy(busy));
+                    }
+                }
+            }
+        }
+        let note = Some("it changed hands whenever it was looked at".to_owned());
+        Ok(Attempt::Busy(Busy { record: None, renewed_at_ms: None, expires_in_ms: None, note, look_again_ms: 1 }))
+    }
+
+    fn wait(&mut self, for_ms: u64) -> Result<(), Fault> {
+        let bound_ms = for_ms.min(random::jittered_ms(BACKSTOP_MS)).max(1);
+        let epoch = self.seen.take();
+        let Some(Epoch { stat, known, file: Some(file) }) = epoch else {
+            let interval_ms = self.poll_interval_ms();
+            self.sleeper.sleep(interval_ms.min(bound_ms));
+            return Ok(());
+        };
+        let epoch = Epoch { stat, known, file: None };
+        let identity = epoch.identity();
+        if self.given == Some(identity) {
+            // Dead, and waited out by the clock alone.
+            self.seen = Some(Epoch { file: Some(file), ..epoch });
+            self.sleeper.sleep(bound_ms);
+            return Ok(());
+        }
+        if !self.has_useful_guard(&epoch) {
+            self.seen = Some(Epoch { file: Some(file), ..epoch });
+            let interval_ms = self.poll_interval_ms();
+            self.sleeper.sleep(interval_ms.min(bound_ms));
+            return Ok(());
+        }
+        let failed = |errno| Fault::System { doing: "wait for the lock's guard", errno };
+        match self.sleep_on(&file, bound_ms).map_err(failed)? {
+            Slept::Given => self.was_given(file, identity),
+            Slept::TimedOut => Ok(()),
+            Slept::Unsupported => {
+                self.given = Some(identity);
+                Ok(())
+            }
+        }
+    }
+
+    fn absolute_name(&self) -> Result<OsString, Fault> {
+        self.place.absolute()
+    }
+}
+
+impl FileStore {
+    fn poll_interval_ms(&mut self) -> u64 {
+        self.polls = (self.polls + 1).min(10);
+        random::jittered_ms(1 << self.polls)
+    }
+
+    fn sleep_on(&mut self, file: &File, for_ms: u64) -> crate::sys::file::Outcome<Slept> {
+        if is_scheduled() {
+            // One step of a scheduled actor: others decide when it comes to its next.
+            before("wait", &self.place.name)?;
+            return Ok(if file.try_guard()? == Try::Given { Slept::Given } else { Slept::TimedOut });
+        }
+        self.sleeper.sleep_on_guard(file, for_ms)
+    }
+}

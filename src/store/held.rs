@@ -1,0 +1,294 @@
+//! A lock that is ours: renewing it, looking at it, giving it back.
+//!
+//! The numbers in the comments are the steps of the protocol ("Renew", "Release").
+
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::rc::Rc;
+
+use crate::machine::Renewal;
+use crate::record::{self, Content, Guard, Nonce, Record, SlotName, Why};
+use crate::sys::clock::boot_ms;
+use crate::sys::file::{File, Identity, Kind, Outcome, Stat};
+use crate::sys::hook::{Step, left_out};
+use crate::sys::{Errno, describe, sleep};
+use crate::text::Shown;
+
+use super::claim::Claims;
+use super::end::{Basis, End, Ending, end};
+use super::place::{Epoch, Known, Place};
+use super::{Held, NotReleased};
+
+/// How long a release that fails is tried again, in milliseconds.
+const RELEASE_PATIENCE_MS: u64 = 2_000;
+
+/// A lock file that this process created.
+#[derive(Debug)]
+#[must_use = "a lock that is not released stays until its ttl has passed"]
+pub struct FileHeld {
+    pub(super) place: Rc<Place>,
+    /// The descriptor made at the grant; every act on the lock's content goes through it.
+    pub(super) file: File,
+    pub(super) stat: Stat,
+    pub(super) record: Record,
+    /// Where others can end this epoch: under its nonce and, until the record was written, under the
+    /// name of a blank lock.
+    pub(super) slot: SlotName,
+    pub(super) blank_slot: SlotName,
+    /// We have the kernel's guard on the file.
+    pub(super) guarded: bool,
+    /// The guard's second descriptor, which COMMAND inherits.
+    pub(super) inherited: Option<OwnedFd>,
+    /// Guards of epochs that have ended. Others sleep on them: they wake, one of each, when we are done.
+    pub(super) kept_guards: Vec<File>,
+    pub(super) granted_boot_ms: u64,
+}
+
+/// What is at the lock path.
+pub(super) enum Mine {
+    Yes,
+    No(String),
+}
+
+/// What is at a slot's name, as its epoch's holder sees it.
+enum Entered {
+    Nobody,
+    Somebody,
+    /// The name is occupied by something that we cannot look into.
+    Unusable,
+}
+
+impl FileHeld {
+    fn identity(&self) -> Identity {
+        self.stat.identity
+    }
+
+    /// Step (1) of renew and release: the path still leads to our inode, and it still carries our nonce.
+    pub(super) fn is_mine(&self) -> Outcome<Mine> {
+        if left_out(Step::Identity) {
+            return Ok(Mine::Yes);
+        }
+        match self.at_path()? {
+            Mine::No(found) => return Ok(Mine::No(found)),
+            Mine::Yes => {}
+        }
+        let content = self.file.content(record::MAX_READ_BYTES)?;
+        Ok(match record::classify(&content, content.len() as u64) {
+            Content::Record(found) if found.nonce == self.record.nonce => Mine::Yes,
+            Content::Record(found) => Mine::No(format!("its record was overwritten (nonce {})", found.nonce)),
+            _ => Mine::No("its record was overwritten".into()),
+        })
+    }
+
+    fn at_path(&self) -> Outcome<Mine> {
+        Ok(match self.place.dir.lstat(&self.place.name)? {
+            None => Mine::No("the lock file is gone".into()),
+            Some(found) if found.identity == self.identity() => Mine::Yes,
+            Some(found) if found.kind == Kind::Regular => Mine::No("another lock file is there".into()),
+            Some(found) => Mine::No(format!("{} is there instead", found.kind.describe())),
+        })
+    }
+
+    /// Step (4) of renew. An ender judges the age once more after it has entered the slot, so of "touch,
+    /// then look at the slot" and "enter the slot, then look at the stamp" at least one sees the other.
+    fn entered(&self, slot: &SlotName) -> Outcome<Entered> {
+        let name = slot.file_name(&self.place.name);
+        let dir = &self.place.dir;
+        match dir.lstat(&name)? {
+            // Something that is no directory cannot be entered.
+            Some(found) if found.kind == Kind::Directory => {}
+            _ => return Ok(Entered::Nobody),
+        }
+        match dir.remove_dir(&name) {
+            // Whoever was entering gets ENOENT.
+            Ok(()) | Err(Errno::ENOENT) => return Ok(Entered::Nobody),
+            Err(Errno::ENOTEMPTY | Errno::EEXIST) => {}
+            Err(Errno::EACCES | Errno::EPERM) => return Ok(Entered::Unusable),
+            Err(errno) => return Err(errno),
+        }
+        let opened = match dir.open_dir(&name) {
+            Ok(opened) => opened,
+            Err(Errno::ENOENT) => return Ok(Entered::Nobody),
+            Err(Errno::EACCES | Errno::EPERM) => return Ok(Entered::Unusable),
+            Err(errno) => return Err(errno),
+        };
+        let claims = Claims::read(&opened)?;
+        let Some(made) = claims.newest_stamp(&opened)? else { return Ok(Entered::Somebody) };
+        // Our own stamp of a moment ago is the file system's clock.
+        let age_ms = self.file.stat()?.mtime.since_ms(made);
+        let owner_is_dead = u64::try_from(age_ms)
+            .is_ok_and(|age_ms| age_ms > crate::lease::reclaim_age_ms(self.record.judged_ttl_ms()));
+        Ok(if owner_is_dead { Entered::Nobody } else { Entered::Somebody })
+    }
+
+    pub(super) fn try_renew(&self) -> Outcome<Renewal> {
+        // (1) Still ours, or lost.
+        if let Mine::No(found) = self.is_mine()? {
+            return Ok(Renewal::Lost(found));
+        }
+        // (2) Through the descriptor: by path we would refresh a successor.
+        if left_out(Step::Descriptor) {
+            self.place.dir.touch_by_path(&self.place.name)?;
+        } else {
+            self.file.touch()?;
+        }
+        // (3) Once more, now that it has been touched.
+        if let Mine::No(found) = self.at_path()?
+            && !left_out(Step::Identity)
+        {
+            return Ok(Renewal::Lost(found));
+        }
+        // (4) Nobody is in either slot.
+        if left_out(Step::SlotCheck) {
+            return Ok(Renewal::Confirmed);
+        }
+        self.slots()
+    }
+
+    /// Looks into both of this epoch's slots.
+    pub(super) fn slots(&self) -> Outcome<Renewal> {
+        for slot in [&self.slot, &self.blank_slot] {
+            match self.entered(slot)? {
+                Entered::Nobody => {}
+                // The guard decides alone where every contender sees it.
+                Entered::Unusable if self.guard_decides() => {}
+                Entered::Somebody | Entered::Unusable => return Ok(Renewal::Contested),
+            }
+        }
+        Ok(Renewal::Confirmed)
+    }
+
+    fn guard_decides(&self) -> bool {
+        self.guarded && self.place.file_system.local
+    }
+
+    /// Gives the epoch up under `slot`'s name.
+    pub(super) fn release_to(&self, slot: &SlotName, known: Known) -> Result<Option<String>, NotReleased> {
+        let until_ms = boot_ms() + RELEASE_PATIENCE_MS;
+        loop {
+            match self.try_release(slot, &known) {
+                Ok(Released::Yes(remark)) => return Ok(remark),
+                Ok(Released::NotOurs(found)) => return Err(NotReleased::Lost(found)),
+                Ok(Released::NotYet(_)) | Err(_) if boot_ms() < until_ms => sleep::pause(50),
+                Ok(Released::NotYet(why)) => {
+                    return Err(NotReleased::Failed(super::Fault::NotPermitted {
+                        path: self.place.shown().to_vec(),
+                        why,
+                    }));
+                }
+                Err(errno) => return Err(NotReleased::Failed(self.place.change_fault("release it", errno))),
+            }
+        }
+    }
+
+    fn try_release(&self, slot: &SlotName, known: &Known) -> Outcome<Released> {
+        let (dir, name) = (&self.place.dir, &self.place.name);
+        // (1) Never "compare the nonce, then unlink": between the two the file can become a successor's.
+        let mine = if *known == Known::Blank { self.at_path()? } else { self.is_mine()? };
+        if let Mine::No(found) = mine {
+            return Ok(Released::NotOurs(found));
+        }
+        let slot_name = slot.file_name(name);
+        if left_out(Step::ReleaseBySlot) {
+            dir.unlink(name)?;
+            self.wake_waiters();
+            return Ok(Released::Yes(None));
+        }
+        // (2) Through the epoch's own name: a delayed rival that still believes in this epoch fails on it.
+        match dir.rename(name, dir, &slot_name) {
+            Ok(()) => {}
+            Err(Errno::ENOENT) => return Ok(Released::NotOurs("the lock file is gone".into())),
+            Err(Errno::EISDIR | Errno::ENOTEMPTY | Errno::EEXIST | Errno::ENOTDIR) => return self.release_late(known),
+            Err(errno) => return Err(errno),
+        }
+        // (3) Explicitly: a background child may still have the descriptor, and waiters sleep on it.
+        self.wake_waiters();
+        // (4) What a crash leaves here is a quarantine like any other.
+        let _ = dir.unlink(&slot_name);
+        Ok(Released::Yes(None))
+    }
+
+    /// Somebody has entered our slot: we end our epoch there like any ender, with the descriptor and the
+    /// guard that we have.
+    fn release_late(&self, known: &Known) -> Outcome<Released> {
+        let judged = Epoch { stat: self.stat, known: known.clone(), file: None };
+        let ending = Ending {
+            judged: &judged,
+            basis: Basis::Any,
+            why: Why::LateRelease,
+            force: false,
+            reason: None,
+            mine: Some((&self.file, self.guarded)),
+            patience_ms: 0,
+        };
+        let released = match end(&self.place, &ending) {
+            Ok(End::Done(_)) => Released::Yes(None),
+            Ok(End::DoneAside(aside)) => Released::Yes(Some(format!(
+                "the name of its quarantine is occupied; released under its guard, the record lies at {}",
+                Shown::os(&self.place.beside(&aside))
+            ))),
+            Ok(End::MayNot(why)) => Released::NotYet(why),
+            Ok(End::Claimed | End::Gone | End::Vetoed | End::NotStale { .. }) => {
+                Released::NotYet("another process is ending it".into())
+            }
+            Err(super::Fault::Io { errno, .. } | super::Fault::System { errno, .. }) => return Err(errno),
+            Err(fault) => Released::NotYet(fault.to_string()),
+        };
+        if matches!(released, Released::Yes(_)) {
+            self.wake_waiters();
+        }
+        Ok(released)
+    }
+
+    fn wake_waiters(&self) {
+        if self.guarded {
+            let _ = self.file.unguard();
+        }
+        for guard in &self.kept_guards {
+            let _ = guard.unguard();
+        }
+    }
+}
+
+enum Released {
+    Yes(Option<String>),
+    NotOurs(String),
+    NotYet(String),
+}
+
+impl Held for FileHeld {
+    fn nonce(&self) -> Nonce {
+        self.record.nonce
+    }
+
+    fn fence(&self) -> Option<u64> {
+        self.record.fence
+    }
+
+    fn granted_boot_ms(&self) -> u64 {
+        self.granted_boot_ms
+    }
+
+    fn inherited_guard(&self) -> Option<RawFd> {
+        self.inherited.as_ref().map(AsRawFd::as_raw_fd)
+    }
+
+    fn may_be_unseen(&self) -> bool {
+        self.record.guard == Guard::None || !self.place.file_system.local
+    }
+
+    fn renew(&mut self) -> Renewal {
+        self.try_renew().unwrap_or_else(|errno| Renewal::Failed(describe(errno).to_owned()))
+    }
+
+    fn look(&mut self) -> Option<String> {
+        match self.at_path() {
+            Ok(Mine::No(found)) => Some(found),
+            // A look that fails says nothing: only what was found counts.
+            Ok(Mine::Yes) | Err(_) => None,
+        }
+    }
+
+    fn release(self: Box<Self>) -> Result<Option<String>, NotReleased> {
+        self.release_to(&self.slot, Known::Record(Box::new(self.record.clone())))
+    }
+}

@@ -1,0 +1,110 @@
+//! Where a lock lives. The supervisor, the reports and the commands know only what stands on this page:
+//! a store grants, waits and observes; what it grants is renewed, looked at and released.
+
+mod claim;
+mod end;
+mod fault;
+pub mod file;
+mod held;
+mod place;
+pub mod reclaim;
+
+use std::ffi::OsString;
+use std::os::fd::RawFd;
+
+use crate::machine::Renewal;
+use crate::record::{Guard, Nonce, Record};
+
+pub use end::{Basis, End, Ending, end};
+pub use fault::Fault;
+pub use file::FileStore;
+pub use held::FileHeld;
+pub use place::{Epoch, Known, Place, Seen};
+
+/// What a contender asks for.
+#[derive(Clone, Debug)]
+pub struct Offer {
+    /// Its lease, in milliseconds.
+    pub ttl_ms: u64,
+    /// What kind of guard the record shall promise, where the store has guards.
+    pub guard: Guard,
+    /// Base name of the command, for people.
+    pub command: String,
+    /// The operator's word for it.
+    pub label: Option<String>,
+    /// Exact permissions of the lock file; otherwise 0644 less the umask.
+    pub mode: Option<u32>,
+    /// Where to reserve a fencing token with the grant.
+    pub fence: Option<OsString>,
+    /// End the epoch of a holder whose inherited guard the kernel has dropped, without waiting for the
+    /// ttl.
+    pub evict_dead: bool,
+}
+
+/// What one attempt came to.
+#[derive(Debug)]
+pub enum Attempt {
+    /// Ours.
+    Granted(Box<dyn Held>),
+    /// Another's.
+    Busy(Busy),
+}
+
+/// Why a lock could not be had just now, for people, and when to look again.
+#[derive(Clone, Debug)]
+pub struct Busy {
+    /// The holder's record, where it can be read.
+    pub record: Option<Record>,
+    /// When it was last renewed, in milliseconds since 1970.
+    pub renewed_at_ms: Option<i64>,
+    /// How long until it turns stale unless it is renewed; `None` once it is.
+    pub expires_in_ms: Option<u64>,
+    /// Anything unusual about it, in words.
+    pub note: Option<String>,
+    /// When the verdict may change by time alone.
+    pub look_again_ms: u64,
+}
+
+/// Takes locks and waits for them.
+pub trait Store {
+    /// Tries once to be granted the lock; ends a stale epoch on the way, but only the exclusive create
+    /// grants.
+    fn attempt(&mut self, offer: &Offer) -> Result<Attempt, Fault>;
+
+    /// Sleeps until the lock may have become free, at most `for_ms`.
+    fn wait(&mut self, for_ms: u64) -> Result<(), Fault>;
+
+    /// The lock's name, absolute, as COMMAND is told it.
+    fn absolute_name(&self) -> Result<OsString, Fault>;
+}
+
+/// How a release ended, if not well.
+#[derive(Debug)]
+pub enum NotReleased {
+    /// The lock was not ours any more; what was found instead.
+    Lost(String),
+    /// It is still ours and could not be given back.
+    Failed(Fault),
+}
+
+/// A lock that is ours. Dropping it gives nothing back: the lock expires after its ttl, as after a
+/// crash. [`Held::release`] consumes it.
+#[must_use = "a lock that is not released stays until its ttl has passed"]
+pub trait Held: std::fmt::Debug {
+    /// The epoch's identity.
+    fn nonce(&self) -> Nonce;
+    /// The fencing token reserved with the grant.
+    fn fence(&self) -> Option<u64>;
+    /// When the grant was begun, by the boot clock: the lease counts from here.
+    fn granted_boot_ms(&self) -> u64;
+    /// The guard's descriptor that COMMAND is to inherit, if any.
+    fn inherited_guard(&self) -> Option<RawFd>;
+    /// Whether contenders are possible that do not see our guard.
+    fn may_be_unseen(&self) -> bool;
+    /// Renews the lease.
+    fn renew(&mut self) -> Renewal;
+    /// A cheap look whether the lock is still there; `Some` says what was found instead.
+    fn look(&mut self) -> Option<String>;
+    /// Gives the lock back. `Ok` may carry a remark for people.
+    fn release(self: Box<Self>) -> Result<Option<String>, NotReleased>;
+}

@@ -1,0 +1,241 @@
+//! Quarantines: what they hold, when they may go, and how they go.
+//!
+//! The name of an ended epoch's slot stays occupied for a while on purpose: a delayed rival that still
+//! believes in the old owner renames towards that name and fails on it. Deleting it at once would let
+//! that rival move a successor's live lock into the freed name.
+
+use std::ffi::{OsStr, OsString};
+
+use crate::lease::{BLANK_TTL_MS, RECLAIM_MARGIN_MS, Stamp, reclaim_age_ms};
+use crate::record::{self, Claim, Content, MAX_READ_BYTES, Record, SlotName, claim_number, split_trash, trash_name};
+use crate::sys::file::{Dir, File, Kind, Outcome, Stat, Try};
+use crate::sys::hook::{Step, left_out};
+use crate::sys::{Errno, describe, random};
+use crate::text::Shown;
+
+use super::claim::QUARANTINED;
+use super::place::{Place, Seen};
+
+/// Whether a quarantine may go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// No rival of its epoch can still act.
+    Reclaimable,
+    /// Not yet.
+    Young {
+        /// Until it may.
+        in_ms: u64,
+    },
+    /// Its epoch is at the lock path: somebody is ending it, or died while doing so.
+    Live,
+    /// A process still has the guard of the quarantined file: its maker lives and may be about to release.
+    Guarded,
+    /// It only looks similar: not ours to remove.
+    NotOurs(String),
+}
+
+/// Something beside a lock whose name is a quarantine's.
+#[derive(Debug)]
+pub struct Quarantine {
+    /// Its name.
+    pub name: OsString,
+    /// What the name says; `None` for one that was already moved aside to be deleted.
+    pub slot: Option<SlotName>,
+    /// Whether it may go.
+    pub fate: Fate,
+    /// How old it is, by its own stamp; negative if that lies in the future.
+    pub age_ms: i64,
+    /// The age from which on it may go.
+    pub safe_age_ms: u64,
+    /// The dead owner's record.
+    pub record: Option<Record>,
+    /// Who ended the epoch, when and why; the newest last.
+    pub claims: Vec<Claim>,
+    stat: Stat,
+    /// The quarantined file; its guard is ours from the look to the removal.
+    guard: Option<File>,
+}
+
+/// Removes what the rule allows of one lock's quarantines. Errors are nobody's business here: what could
+/// not be removed is removed next time.
+pub fn remove_aged(place: &Place) {
+    for found in survey(place).unwrap_or_default() {
+        if found.fate == Fate::Reclaimable {
+            let _ = remove(place, &found);
+        }
+    }
+}
+
+/// All quarantines of the lock at `place`, and what else has such a name.
+pub fn survey(place: &Place) -> Outcome<Vec<Quarantine>> {
+    let mut names: Vec<OsString> = Vec::new();
+    place.dir.list(|name| {
+        if SlotName::parse(&place.name, name).is_some() || split_trash(name) == Some(place.name.as_os_str()) {
+            names.push(name.to_owned());
+        }
+    })?;
+    if names.is_empty() {
+        return Ok(Vec::new());
+    }
+    names.sort();
+    // The file system's clock, by the stamp of a file made just now: never of the slot itself, whose
+    // stamp is what is judged.
+    let now = place.dir.file_system_time(&trash_name(&place.name, &random::nonce()))?;
+    Ok(names.into_iter().filter_map(|name| examine(place, name, now).transpose()).collect::<Result<_, _>>()?)
+}
+
+fn examine(place: &Place, name: OsString, now: Stamp) -> Outcome<Option<Quarantine>> {
+    let Some(stat) = place.dir.lstat(&name)? else { return Ok(None) };
+    let slot = SlotName::parse(&place.name, &name);
+    let mut found = Quarantine {
+        name,
+        slot,
+        fate: Fate::Reclaimable,
+        age_ms: now.since_ms(stat.mtime),
+        safe_age_ms: reclaim_age_ms(BLANK_TTL_MS),
+        record: None,
+        claims: Vec::new(),
+        stat,
+        guard: None,
+    };
+    let looked = match stat.kind {
+        Kind::Directory => found.look_inside(place),
+        Kind::Regular => found.look_at_file(place),
+        kind => Ok(Some(format!("it is {}", kind.describe()))),
+    };
+    match looked {
+        Ok(None) => found.decide(place)?,
+        Ok(Some(why)) => found.fate = Fate::NotOurs(why),
+        Err(Errno::ENOENT) => return Ok(None),
+        Err(errno) => found.fate = Fate::NotOurs(format!("it cannot be examined: {}", describe(errno))),
+    }
+    Ok(Some(found))
+}
+
+impl Quarantine {
+    /// Reads a slot's content; `Some` says what does not belong there.
+    fn look_inside(&mut self, place: &Place) -> Outcome<Option<String>> {
+        let dir = place.dir.open_dir(&self.name)?;
+        if dir.stat()?.identity != self.stat.identity {
+            return Err(Errno::ENOENT);
+        }
+        let mut names = Vec::new();
+        dir.list(|name| names.push(name.to_owned()))?;
+        names.sort_by_key(|name| claim_number(name));
+        for name in &names {
+            let expected = name == QUARANTINED || claim_number(name).is_some();
+            let Some(stat) = dir.lstat(name)? else { continue };
+            if !expected || stat.kind != Kind::Regular {
+                return Ok(Some(format!("it holds {}, {}", Shown::os(name), stat.kind.describe())));
+            }
+            let file = dir.open_file(name)?;
+            let content = file.content(MAX_READ_BYTES)?;
+            if name == QUARANTINED {
+                self.take_record(&content);
+                self.guard = Some(file);
+            } else if let Ok(claim) = serde_json::from_slice::<Claim>(&content) {
+                self.claims.push(claim);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Reads a quarantine that is a plain file: left by a crash inside a release, or made for want of
+    /// space.
+    fn look_at_file(&mut self, place: &Place) -> Outcome<Option<String>> {
+        let file = place.dir.open_file(&self.name)?;
+        if file.stat()?.identity != self.stat.identity {
+            return Err(Errno::ENOENT);
+        }
+        let content = file.content(MAX_READ_BYTES)?;
+        let belongs = match record::classify(&content, self.stat.size_bytes) {
+            Content::Record(record) => self.slot.is_none_or(|slot| slot == SlotName::of(&record)),
+            Content::Blank => true,
+            Content::Newer(_) | Content::Foreign => false,
+        };
+        if !belongs {
+            return Ok(Some("it is a file without this epoch's record".into()));
+        }
+        self.take_record(&content);
+        self.guard = Some(file);
+        Ok(None)
+    }
+
+    fn take_record(&mut self, content: &[u8]) {
+        if let Content::Record(record) = record::classify(content, content.len() as u64) {
+            self.record = Some(*record);
+        }
+    }
+
+    fn decide(&mut self, place: &Place) -> Outcome<()> {
+        let claimed_ttl_ms = self.claims.iter().map(|claim| claim.ttl_ms).max();
+        let ttl_ms = self.record.as_ref().map(Record::judged_ttl_ms).or(claimed_ttl_ms).unwrap_or(BLANK_TTL_MS);
+        self.safe_age_ms = reclaim_age_ms(ttl_ms.max(crate::lease::MIN_TTL_MS));
+        debug_assert!(self.safe_age_ms >= RECLAIM_MARGIN_MS);
+        let left_ms = i128::from(self.safe_age_ms) - i128::from(self.age_ms);
+        self.fate = if self.is_live(place) && !left_out(Step::ReclaimLive) {
+            Fate::Live
+        } else if self.guard.as_ref().map(File::try_guard).transpose()? == Some(Try::Busy)
+            && !left_out(Step::ReclaimGuard)
+        {
+            Fate::Guarded
+        } else if left_ms >= 0 && !left_out(Step::ReclaimAge) {
+            Fate::Young { in_ms: u64::try_from(left_ms + 1).unwrap_or(u64::MAX) }
+        } else {
+            Fate::Reclaimable
+        };
+        Ok(())
+    }
+
+    fn is_live(&self, place: &Place) -> bool {
+        match place.observe() {
+            Ok(Seen::Free | Seen::Foreign(..)) => false,
+            Ok(Seen::Epoch(epoch)) => self.slot == Some(epoch.slot_name()),
+            // What cannot be looked at may be this very epoch.
+            Err(_) => true,
+        }
+    }
+
+    /// Whether the name leads to what was examined.
+    fn is_at(&self, dir: &Dir, name: &OsStr) -> Outcome<bool> {
+        Ok(dir.lstat(name)?.is_some_and(|stat| stat.identity == self.stat.identity))
+    }
+}
+
+/// Removes a quarantine that was found reclaimable: first to a private name, then for good, so that a
+/// rival never sees half a slot. `false`: somebody else was faster.
+pub fn remove(place: &Place, found: &Quarantine) -> Outcome<bool> {
+    let dir = &place.dir;
+    let private = if found.slot.is_some() {
+        let private = trash_name(&place.name, &random::nonce());
+        match dir.rename_noreplace(&found.name, dir, &private) {
+            Ok(()) => {}
+            Err(Errno::ENOENT) => return Ok(false),
+            // No flags on this file system; a fresh random name has nothing to replace.
+            Err(Errno::EINVAL | Errno::ENOSYS | Errno::EOPNOTSUPP) => dir.rename(&found.name, dir, &private)?,
+            Err(errno) => return Err(errno),
+        }
+        private
+    } else {
+        found.name.clone()
+    };
+    if !found.is_at(dir, &private)? {
+        // The name was given to another slot since we looked: put that back.
+        if found.slot.is_some() {
+            dir.rename_noreplace(&private, dir, &found.name)?;
+        }
+        return Ok(false);
+    }
+    if found.stat.kind == Kind::Regular {
+        dir.unlink(&private)?;
+        return Ok(true);
+    }
+    let slot = dir.open_dir(&private)?;
+    let mut names = Vec::new();
+    slot.list(|name| names.push(name.to_owned()))?;
+    for name in names.iter().filter(|name| *name == QUARANTINED || claim_number(name).is_some()) {
+        slot.unlink(name)?;
+    }
+    dir.remove_dir(&private)?;
+    Ok(true)
+}

@@ -1,0 +1,101 @@
+//! Poll → event → machine → perform. Decides nothing.
+
+use std::collections::HashSet;
+
+use crate::machine::{Action, Event, Machine, Outcome};
+use crate::store::Held;
+use crate::sys::clock::boot_ms;
+use crate::sys::output::complain;
+use crate::sys::process::{self, descendants, next_change};
+use crate::sys::signal::{Signals, stop_self};
+use crate::sys::timer::Waiter;
+
+/// Watches over COMMAND until it, or, where it must be ended, all of its tree, has ended.
+///
+/// `held` is the lock that is kept for it, if any. It is not released here.
+pub fn supervise(command_pid: i32, machine: Machine, signals: &Signals, held: Option<&mut Box<dyn Held>>) -> Outcome {
+    let mut supervisor =
+        Supervisor { command_pid, started: None, machine, held, named: HashSet::new(), finished: None };
+    let mut waiter = Waiter::new();
+    loop {
+        while let Some((pid, change)) = next_change() {
+            // Any other was an orphan of COMMAND's, which we are the subreaper of: reaped, and no more.
+            if pid == command_pid {
+                supervisor.handle(Event::Command(change));
+            }
+            if let Some(outcome) = supervisor.finished {
+                return outcome;
+            }
+        }
+        while let Ok(Some(received)) = signals.next() {
+            supervisor.handle(Event::Signal(received));
+        }
+        if boot_ms() >= supervisor.machine.next_due_ms() {
+            supervisor.handle(Event::Tick);
+        }
+        if let Some(outcome) = supervisor.finished {
+            return outcome;
+        }
+        if waiter.wait(signals, supervisor.machine.next_due_ms()).is_err() {
+            // Without a descriptor to spare there is still the pace of the looks.
+            crate::sys::sleep::pause(100);
+        }
+    }
+}
+
+struct Supervisor<'a> {
+    command_pid: i32,
+    /// COMMAND's start time, asked for once it matters: it tells its tree from children that this
+    /// process had before.
+    started: Option<u64>,
+    machine: Machine,
+    held: Option<&'a mut Box<dyn Held>>,
+    /// Processes that we may not signal, and have said so.
+    named: HashSet<i32>,
+    finished: Option<Outcome>,
+}
+
+impl Supervisor<'_> {
+    fn handle(&mut self, event: Event) {
+        let mut events = vec![event];
+        while let Some(event) = events.pop() {
+            for action in self.machine.step(event, boot_ms()) {
+                self.perform(action, &mut events);
+            }
+        }
+    }
+
+    fn perform(&mut self, action: Action, events: &mut Vec<Event>) {
+        match action {
+            Action::Renew => events.extend(self.held.as_mut().map(|held| Event::Renewed(held.renew()))),
+            Action::Look => events.extend(self.held.as_mut().map(|held| Event::Looked(held.look()))),
+            Action::Forward(signal) => {
+                let _ = process::send(self.command_pid, signal);
+            }
+            Action::SignalTree(signal) => events.push(Event::TreeLeft(self.signal_tree(signal))),
+            Action::StopSelf(signal) => stop_self(signal),
+            Action::Say(line) => complain(&line),
+            Action::Finish => self.finished = self.machine.outcome(),
+        }
+    }
+
+    /// Signals COMMAND and all its descendants; how many are left that we may signal.
+    fn signal_tree(&mut self, signal: i32) -> usize {
+        let pid = self.command_pid;
+        let started = *self.started.get_or_insert_with(|| process::Stat::of(pid).map_or(0, |stat| stat.started));
+        let mut left = 0;
+        for descendant in descendants(pid, started) {
+            match descendant.send(signal) {
+                Ok(()) => left += 1,
+                Err(crate::sys::Errno::EPERM) => {
+                    if self.named.insert(descendant.pid) {
+                        let command = crate::text::Shown::os(&descendant.command);
+                        complain(&format!("no permission to end process {} ({command})", descendant.pid));
+                    }
+                }
+                Err(_) => {}
+            }
+        }
+        left
+    }
+}

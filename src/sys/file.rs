@@ -1,0 +1,441 @@
+//! Directories and files: one thin method for each system call of the protocol.
+//!
+//! Every name is looked up under a directory descriptor that was opened once, so that a directory that
+//! is renamed, or a symlink above it that is turned elsewhere, cannot move an operation to another place.
+
+use std::ffi::{OsStr, OsString};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+
+use nix::Result;
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, FcntlArg, OFlag, RenameFlags, fcntl, openat, renameat, renameat2};
+use nix::libc;
+use nix::sys::stat::{FileStat, Mode, UtimensatFlags, fchmod, fstat, fstatat, futimens, mkdirat, umask, utimensat};
+use nix::sys::statfs::{fstatfs, statfs};
+use nix::sys::statvfs::FsFlags;
+use nix::sys::time::TimeSpec;
+use nix::sys::uio::pread;
+use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, unlinkat, write};
+
+use crate::lease::Stamp;
+
+use super::hook::{Step, before, left_out};
+
+/// What a system call comes to.
+pub type Outcome<T> = nix::Result<T>;
+
+/// Which file it is: device and inode. An inode is not used again while a descriptor keeps it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Identity {
+    /// The device, as this host numbers it.
+    pub dev: u64,
+    /// The inode.
+    pub ino: u64,
+}
+
+/// What kind of thing stands at a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A regular file.
+    Regular,
+    /// A directory.
+    Directory,
+    /// A symbolic link, whatever it points to.
+    Symlink,
+    /// A FIFO.
+    Fifo,
+    /// A socket.
+    Socket,
+    /// A character or block device.
+    Device,
+}
+
+impl Kind {
+    /// With its article, for messages.
+    pub fn describe(self) -> &'static str {
+        match self {
+            Kind::Regular => "a regular file",
+            Kind::Directory => "a directory",
+            Kind::Symlink => "a symbolic link",
+            Kind::Fifo => "a FIFO",
+            Kind::Socket => "a socket",
+            Kind::Device => "a device",
+        }
+    }
+}
+
+/// What lstat and fstat tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// Which file.
+    pub identity: Identity,
+    /// What kind.
+    pub kind: Kind,
+    /// Permission bits, with setuid, setgid and sticky.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// Last modification.
+    pub mtime: Stamp,
+}
+
+impl From<FileStat> for Stat {
+    fn from(stat: FileStat) -> Self {
+        let kind = match stat.st_mode & libc::S_IFMT {
+            libc::S_IFREG => Kind::Regular,
+            libc::S_IFDIR => Kind::Directory,
+            libc::S_IFLNK => Kind::Symlink,
+            libc::S_IFIFO => Kind::Fifo,
+            libc::S_IFSOCK => Kind::Socket,
+            _ => Kind::Device,
+        };
+        Stat {
+            identity: Identity { dev: stat.st_dev, ino: stat.st_ino },
+            kind,
+            mode: stat.st_mode & 0o7777,
+            uid: stat.st_uid,
+            size_bytes: u64::try_from(stat.st_size).unwrap_or(0),
+            mtime: Stamp::new(stat.st_mtime, stat.st_mtime_nsec),
+        }
+    }
+}
+
+/// What is known of a file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileSystem {
+    /// Whether it is one of those that only this host writes and whose flock every process here sees.
+    pub local: bool,
+    /// Whether it is mounted read-only.
+    pub read_only: bool,
+    /// The longest name, in bytes.
+    pub name_max_bytes: usize,
+}
+
+/// Magic numbers of local file systems, as statfs(2) reports them.
+const LOCAL_MAGIC: &[u32] = &[
+    0x0000_ef53, // ext2, ext3, ext4
+    0x5846_5342, // xfs
+    0x9123_683e, // btrfs
+    0x0102_1994, // tmpfs
+    0x794c_7630, // overlayfs
+    0xf2f5_2010, // f2fs
+    0x2fc1_2fc1, // zfs
+];
+
+impl FileSystem {
+    fn of(found: nix::sys::statfs::Statfs) -> Self {
+        // The magic number is 32 bits wide, whatever the width and sign of the C type.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let magic = found.filesystem_type().0 as u32;
+        FileSystem {
+            local: LOCAL_MAGIC.contains(&magic),
+            read_only: found.flags().contains(FsFlags::ST_RDONLY),
+            name_max_bytes: usize::try_from(found.maximum_name_length()).unwrap_or(255).clamp(1, 255),
+        }
+    }
+
+    /// The file system that holds `path`.
+    pub fn at(path: &std::path::Path) -> Result<Self> {
+        statfs(path).map(Self::of)
+    }
+}
+
+/// What an attempt at a flock said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Try {
+    /// It is ours.
+    Given,
+    /// Another open description has it.
+    Busy,
+    /// This file system has no flock, or not for a descriptor opened like ours.
+    Unsupported,
+}
+
+/// A directory, by descriptor.
+#[derive(Debug)]
+pub struct Dir(OwnedFd);
+
+const FOR_EACH_OPEN: OFlag = OFlag::O_CLOEXEC.union(OFlag::O_NOFOLLOW).union(OFlag::O_NOCTTY);
+
+fn again<T>(mut call: impl FnMut() -> Result<T>) -> Result<T> {
+    loop {
+        match call() {
+            Err(Errno::EINTR) => {}
+            result => return result,
+        }
+    }
+}
+
+impl Dir {
+    /// Opens a directory as a place to look names up in. Symbolic links are followed: the path is the
+    /// user's own.
+    pub fn open(path: &OsStr) -> Result<Self> {
+        before("open", path)?;
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        again(|| nix::fcntl::open(path, flags, Mode::empty())).map(Dir)
+    }
+
+    /// Opens a directory in this one, to be listed; never through a symbolic link.
+    pub fn open_dir(&self, name: &OsStr) -> Result<Self> {
+        before("openat", name)?;
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | FOR_EACH_OPEN;
+        again(|| openat(&self.0, name, flags, Mode::empty())).map(Dir)
+    }
+
+    /// **The arbiter.** Creates `name` exclusively, for reading and writing: exactly one of any number
+    /// of callers succeeds, on every path and on every host that shares the directory.
+    ///
+    /// It grants the epoch (the lock file), it decides who ends one (a claim in the slot), it hands out
+    /// reserved numbers. Whoever reads on will think that the guard, or the age, or a look beforehand
+    /// prevents collisions: they do not, and may be wrong at any time. This call is what does.
+    pub fn create_exclusive(&self, name: &OsStr, mode: u32, arbiter: Step) -> Result<File> {
+        before("create", name)?;
+        let exclusive = if left_out(arbiter) { OFlag::O_TRUNC } else { OFlag::O_EXCL };
+        let flags = OFlag::O_RDWR | OFlag::O_CREAT | exclusive | FOR_EACH_OPEN;
+        again(|| openat(&self.0, name, flags, Mode::from_bits_truncate(mode))).map(File)
+    }
+
+    /// Opens a file for reading: never through a link, never waiting for a FIFO's other end.
+    pub fn open_file(&self, name: &OsStr) -> Result<File> {
+        before("openat", name)?;
+        let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | FOR_EACH_OPEN;
+        again(|| openat(&self.0, name, flags, Mode::empty())).map(File)
+    }
+
+    /// Opens a file for writing, as renewing needs it on file systems that ask for it.
+    pub fn open_file_to_write(&self, name: &OsStr) -> Result<File> {
+        before("openat", name)?;
+        let flags = OFlag::O_RDWR | OFlag::O_NONBLOCK | FOR_EACH_OPEN;
+        again(|| openat(&self.0, name, flags, Mode::empty())).map(File)
+    }
+
+    /// What stands at `name`, links not followed; `None` if nothing does.
+    pub fn lstat(&self, name: &OsStr) -> Result<Option<Stat>> {
+        before("lstat", name)?;
+        match again(|| fstatat(&self.0, name, AtFlags::AT_SYMLINK_NOFOLLOW)) {
+            Ok(stat) => Ok(Some(stat.into())),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// The directory's own attributes.
+    pub fn stat(&self) -> Result<Stat> {
+        again(|| fstat(&self.0)).map(Stat::from)
+    }
+
+    /// Whether names may be made and removed here: EACCES, EPERM or EROFS if not.
+    pub fn may_write(&self) -> Result<()> {
+        again(|| faccessat(&self.0, ".", AccessFlags::W_OK | AccessFlags::X_OK, AtFlags::AT_EACCESS))
+    }
+
+    /// The file system that holds this directory.
+    pub fn file_system(&self) -> Result<FileSystem> {
+        again(|| fstatfs(&self.0)).map(FileSystem::of)
+    }
+
+    /// Makes a directory with exactly these permissions, whatever the umask.
+    pub fn make_dir(&self, name: &OsStr, mode: u32) -> Result<()> {
+        before("mkdir", name)?;
+        // Others who may write in the lock's directory must be able to act in the slot, and chmod
+        // afterwards would leave a moment, and perhaps for ever a directory, in which they cannot.
+        let mine = umask(Mode::empty());
+        let made = again(|| mkdirat(&self.0, name, Mode::from_bits_truncate(mode & 0o777)));
+        umask(mine);
+        made
+    }
+
+    /// Removes an empty directory.
+    pub fn remove_dir(&self, name: &OsStr) -> Result<()> {
+        before("rmdir", name)?;
+        again(|| unlinkat(&self.0, name, UnlinkatFlags::RemoveDir))
+    }
+
+    /// Removes a name that is not a directory's.
+    pub fn unlink(&self, name: &OsStr) -> Result<()> {
+        before("unlink", name)?;
+        again(|| unlinkat(&self.0, name, UnlinkatFlags::NoRemoveDir))
+    }
+
+    /// Renames; a file at the new name is replaced, a directory there is not.
+    pub fn rename(&self, name: &OsStr, to: &Dir, new_name: &OsStr) -> Result<()> {
+        before("rename", name)?;
+        again(|| renameat(&self.0, name, &to.0, new_name))
+    }
+
+    /// Renames, unless something stands at the new name.
+    pub fn rename_noreplace(&self, name: &OsStr, to: &Dir, new_name: &OsStr) -> Result<()> {
+        if left_out(Step::Noreplace) {
+            return self.rename(name, to, new_name);
+        }
+        before("renameat2", name)?;
+        again(|| renameat2(&self.0, name, &to.0, new_name, RenameFlags::RENAME_NOREPLACE))
+    }
+
+    /// Sets a name's time stamp to now, by path. Only a negative control does so: by path a holder would
+    /// refresh its successor.
+    pub fn touch_by_path(&self, name: &OsStr) -> Result<()> {
+        before("utimensat", name)?;
+        let now = &TimeSpec::UTIME_NOW;
+        again(|| utimensat(&self.0, name, now, now, UtimensatFlags::NoFollowSymlink))
+    }
+
+    /// Calls `each` with every name in the directory, but `.` and `..`.
+    pub fn list(&self, mut each: impl FnMut(&OsStr)) -> Result<()> {
+        before("readdir", OsStr::new("."))?;
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let mut entries = nix::dir::Dir::from_fd(again(|| openat(&self.0, ".", flags, Mode::empty()))?)?;
+        for entry in entries.iter() {
+            let entry = entry?;
+            let name = entry.file_name().to_bytes();
+            if name != b"." && name != b".." {
+                each(OsStr::from_bytes(name));
+            }
+        }
+        Ok(())
+    }
+
+    /// What the clock of this directory's file system says: the stamp of a file made just now. Without a
+    /// name where the file system can do that, else under a private name that is removed at once.
+    pub fn file_system_time(&self, private_name: &OsStr) -> Result<Stamp> {
+        before("tmpfile", private_name)?;
+        let owner_only = Mode::S_IRUSR | Mode::S_IWUSR;
+        let unnamed = OFlag::O_TMPFILE | OFlag::O_WRONLY | OFlag::O_CLOEXEC;
+        if let Ok(file) = again(|| openat(&self.0, ".", unnamed, owner_only)) {
+            return Ok(Stat::from(fstat(&file)?).mtime);
+        }
+        let named = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_WRONLY | FOR_EACH_OPEN;
+        let file = again(|| openat(&self.0, private_name, named, owner_only))?;
+        let stamp = fstat(&file).map(|stat| Stat::from(stat).mtime);
+        let _ = unlinkat(&self.0, private_name, UnlinkatFlags::NoRemoveDir);
+        stamp
+    }
+}
+
+/// An open regular file.
+#[derive(Debug)]
+pub struct File(OwnedFd);
+
+impl File {
+    /// What fstat tells.
+    pub fn stat(&self) -> Result<Stat> {
+        before("fstat", OsStr::new(""))?;
+        again(|| fstat(&self.0)).map(Stat::from)
+    }
+
+    /// The content from the start, at most `limit_bytes` of it.
+    pub fn content(&self, limit_bytes: usize) -> Result<Vec<u8>> {
+        before("pread", OsStr::new(""))?;
+        let mut content = Vec::new();
+        let mut chunk = [0; 2048];
+        while content.len() < limit_bytes {
+            let offset = libc::off_t::try_from(content.len()).map_err(|_| Errno::EOVERFLOW)?;
+            let wanted = chunk.len().min(limit_bytes - content.len());
+            let read = again(|| pread(&self.0, &mut chunk[..wanted], offset))?;
+            content.extend_from_slice(&chunk[..read]);
+            // A record is far shorter than one chunk: a short read is its end.
+            if read < wanted {
+                break;
+            }
+        }
+        Ok(content)
+    }
+
+    /// Writes all of `bytes` in one write; a short write is ENOSPC.
+    pub fn write_once(&self, bytes: &[u8]) -> Result<()> {
+        before("write", OsStr::new(""))?;
+        match again(|| write(&self.0, bytes))? {
+            written if written == bytes.len() => Ok(()),
+            _ => Err(Errno::ENOSPC),
+        }
+    }
+
+    /// Forces content and attributes to the storage.
+    pub fn sync(&self) -> Result<()> {
+        before("fsync", OsStr::new(""))?;
+        again(|| nix::unistd::fsync(&self.0))
+    }
+
+    /// Sets the permissions to exactly `mode`.
+    pub fn set_mode(&self, mode: u32) -> Result<()> {
+        again(|| fchmod(&self.0, Mode::from_bits_truncate(mode)))
+    }
+
+    /// Sets the time stamp to the file system's now: the one way a lease is renewed.
+    pub fn touch(&self) -> Result<()> {
+        before("futimens", OsStr::new(""))?;
+        again(|| futimens(&self.0, &TimeSpec::UTIME_NOW, &TimeSpec::UTIME_NOW))
+    }
+
+    fn flock(&self, operation: libc::c_int) -> Result<()> {
+        // SAFETY: flock takes a descriptor and a number and touches no memory of ours. nix's own safe
+        // wrapper unlocks the description when it is dropped, but a guard is shared with COMMAND and
+        // must outlive us.
+        Errno::result(unsafe { libc::flock(self.0.as_raw_fd(), operation) }).map(drop)
+    }
+
+    /// Tries once for the guard.
+    pub fn try_guard(&self) -> Result<Try> {
+        before("flock", OsStr::new(""))?;
+        match again(|| self.flock(libc::LOCK_EX | libc::LOCK_NB)) {
+            Ok(()) => Ok(Try::Given),
+            Err(Errno::EWOULDBLOCK) => Ok(Try::Busy),
+            // NFS without a lock daemon says ENOLCK, NFS for a descriptor that cannot write says EBADF.
+            Err(Errno::ENOSYS | Errno::EOPNOTSUPP | Errno::EINVAL | Errno::ENOLCK | Errno::EBADF) => {
+                Ok(Try::Unsupported)
+            }
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Waits for the guard, for ever; EINTR when a signal handler ran.
+    pub(super) fn wait_for_guard(&self) -> Result<()> {
+        self.flock(libc::LOCK_EX)
+    }
+
+    /// Gives the guard up for everybody who shares this open description.
+    pub fn unguard(&self) -> Result<()> {
+        before("unflock", OsStr::new(""))?;
+        again(|| self.flock(libc::LOCK_UN))
+    }
+
+    /// A second descriptor for the same open description, numbered out of the way of scripts (which use
+    /// 3 to 9, and shells up to 255) and kept across exec.
+    pub fn inheritable(&self) -> Result<OwnedFd> {
+        const WISHES: [RawFd; 4] = [500, 200, 64, 10];
+        for wish in WISHES {
+            match fcntl(&self.0, FcntlArg::F_DUPFD(wish)) {
+                // SAFETY: fcntl just returned this descriptor as a new one; nobody else owns it.
+                Ok(fd) => return Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) }),
+                // The limit on descriptors lies lower than the wish.
+                Err(Errno::EINVAL) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Err(Errno::EMFILE)
+    }
+}
+
+impl AsFd for File {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Makes the missing directories of `path`, each with 0777 less the umask.
+pub fn make_dirs(path: &std::path::Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(path)
+}
+
+/// The absolute form of a path, without resolving anything in it.
+pub fn absolute(path: &std::path::Path) -> Result<OsString> {
+    if path.is_absolute() {
+        return Ok(path.as_os_str().to_owned());
+    }
+    let mut whole = nix::unistd::getcwd()?;
+    whole.push(path);
+    Ok(whole.into_os_string())
+}

@@ -1,0 +1,28 @@
+//! The border to the operating system: the only home of `nix` and of `unsafe`.
+//!
+//! Every call of the lock protocol passes [`hook::before`], so that tests can stop, fail or reorder
+//! each of them. In a build without the `switches` feature the hook is an empty inline function.
+#![allow(unsafe_code)]
+
+pub mod clock;
+pub mod file;
+pub mod hook;
+pub mod output;
+pub mod process;
+pub mod random;
+pub mod signal;
+pub mod sleep;
+pub mod spawn;
+pub mod timer;
+pub mod user;
+
+pub use nix::errno::Errno;
+
+/// The errno's text for people, without the symbol.
+pub fn describe(errno: Errno) -> &'static str {
+    match errno {
+        // nix's own text for this one is an abbreviation.
+        Errno::EDQUOT => "Disk quota exceeded",
+        other => other.desc(),
+    }
+}

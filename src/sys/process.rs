@@ -1,0 +1,267 @@
+//! Processes: this one, its children, and everything that descends from them. A process is a pid *and*
+//! its start time; a pid alone is used again.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
+
+use nix::Result;
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open};
+use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::stat::Mode;
+
+use crate::machine::Change;
+
+/// Makes sure that descriptors 0 to 2 are open, so that no file of ours is taken for one of them. What
+/// was closed on entry stays closed for COMMAND: the stand-ins are closed on exec.
+pub fn occupy_standard_descriptors() {
+    // SAFETY: the descriptors are only asked about; poll says POLLNVAL for one that is not open.
+    let ask = |fd| unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+    let mut standard = [0, 1, 2].map(|fd| PollFd::new(ask(fd), PollFlags::empty()));
+    if poll(&mut standard, PollTimeout::ZERO) == Ok(0) {
+        return;
+    }
+    for found in standard {
+        if found.revents().is_some_and(|events| events.contains(PollFlags::POLLNVAL)) {
+            let null = open("/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty())
+                .or_else(|_| open("/", OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()));
+            // The lowest free number, which is the one that was found closed; kept for ever.
+            if let Ok(fd) = null {
+                std::mem::forget(fd);
+            }
+        }
+    }
+}
+
+/// Who this process is, as a record says it.
+#[derive(Clone, Debug)]
+pub struct Who {
+    /// The host's name.
+    pub host: String,
+    /// The running boot.
+    pub boot_id: String,
+    /// Our pid.
+    pub pid: u32,
+    /// Our start time in clock ticks since boot.
+    pub pid_started: u64,
+    /// Our effective user.
+    pub uid: u32,
+}
+
+impl Who {
+    /// Asks the system.
+    pub fn am_i() -> Self {
+        Who {
+            host: nix::unistd::gethostname().unwrap_or_default().to_string_lossy().into_owned(),
+            boot_id: boot_id(),
+            pid: std::process::id(),
+            pid_started: small_file("/proc/self/stat")
+                .and_then(|stat| Stat::parse(&stat))
+                .map_or(0, |stat| stat.started),
+            uid: effective_uid(),
+        }
+    }
+}
+
+/// The identity of the running boot; empty where /proc does not tell.
+pub fn boot_id() -> String {
+    let text = small_file("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    String::from_utf8_lossy(&text).trim_end().to_owned()
+}
+
+/// Our effective user.
+pub fn effective_uid() -> u32 {
+    nix::unistd::geteuid().as_raw()
+}
+
+/// The beginning of a small file, in three system calls.
+fn small_file(path: impl AsRef<Path>) -> Option<Vec<u8>> {
+    let file = open(path.as_ref(), OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty()).ok()?;
+    let mut content = vec![0; 1024];
+    let read = nix::unistd::read(&file, &mut content).ok()?;
+    content.truncate(read);
+    Some(content)
+}
+
+/// What /proc/PID/stat tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// State letter: R, S, D, T, Z and so on.
+    pub state: char,
+    /// The parent.
+    pub parent: i32,
+    /// Start time in clock ticks since boot.
+    pub started: u64,
+    /// User and system CPU time in clock ticks.
+    pub cpu_ticks: u64,
+    /// The command's name, at most 15 bytes.
+    pub command: Vec<u8>,
+}
+
+impl Stat {
+    /// Parses the file's content. The command's name may itself have spaces and parentheses.
+    pub fn parse(content: &[u8]) -> Option<Self> {
+        let open = content.iter().position(|b| *b == b'(')?;
+        let close = content.iter().rposition(|b| *b == b')')?;
+        let rest = std::str::from_utf8(content.get(close + 1..)?).ok()?;
+        let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+        let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
+        Some(Stat {
+            state: fields.first()?.chars().next()?,
+            parent: fields.get(1)?.parse().ok()?,
+            started: number(19)?,
+            cpu_ticks: number(11)?.saturating_add(number(12)?),
+            command: content.get(open + 1..close)?.to_vec(),
+        })
+    }
+
+    /// Of a process that exists.
+    pub fn of(pid: i32) -> Option<Self> {
+        small_file(format!("/proc/{pid}/stat")).and_then(|content| Stat::parse(&content))
+    }
+}
+
+/// The next change of any child, if there is one; an ended child is reaped by this.
+pub fn next_change() -> Option<(i32, Change)> {
+    loop {
+        let mut status = 0;
+        // SAFETY: waitpid writes one int. nix's own wrapper knows no real-time signals and would lose
+        // the status of a child that one of them ended.
+        let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED) };
+        let change = match Errno::result(pid) {
+            Err(Errno::EINTR) => continue,
+            Err(_) | Ok(0) => return None,
+            Ok(_) if libc::WIFEXITED(status) => {
+                Change::Exited(u8::try_from(libc::WEXITSTATUS(status)).unwrap_or(u8::MAX))
+            }
+            Ok(_) if libc::WIFSIGNALED(status) => Change::Killed(libc::WTERMSIG(status)),
+            Ok(_) if libc::WIFSTOPPED(status) => Change::Stopped(libc::WSTOPSIG(status)),
+            Ok(_) => Change::Continued,
+        };
+        return Some((pid, change));
+    }
+}
+
+/// Makes orphans among our descendants our children, so that all of a command's tree can be ended.
+pub fn become_subreaper() -> Result<()> {
+    nix::sys::prctl::set_child_subreaper(true)
+}
+
+/// Whether we lead our session: then a hang-up of the terminal reaches us alone.
+pub fn is_session_leader() -> bool {
+    nix::unistd::getsid(None).is_ok_and(|session| session == nix::unistd::getpid())
+}
+
+/// Sends a signal to a child that we have not reaped.
+pub fn send(pid: i32, signal: i32) -> Result<()> {
+    // SAFETY: kill takes two numbers.
+    Errno::result(unsafe { libc::kill(pid, signal) }).map(drop)
+}
+
+/// A process that descends from us.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Descendant {
+    /// Its pid.
+    pub pid: i32,
+    started: u64,
+    /// Its name, for messages.
+    pub command: String,
+}
+
+/// All that descends from the child `command_pid`, with itself: everything below this process (it is the
+/// subreaper), but for children that it had already when it became `withlock`.
+pub fn descendants(command_pid: i32, command_started: u64) -> Vec<Descendant> {
+    let mut children: HashMap<i32, Vec<(i32, Stat)>> = HashMap::new();
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let pid = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok());
+        if let Some((pid, stat)) = pid.and_then(|pid| Some((pid, Stat::of(pid)?))) {
+            children.entry(stat.parent).or_default().push((pid, stat));
+        }
+    }
+    let me = i32::try_from(std::process::id()).unwrap_or(0);
+    let mut todo: Vec<(i32, Stat)> = children.remove(&me).unwrap_or_default();
+    todo.retain(|(pid, stat)| *pid == command_pid || stat.started >= command_started);
+    let (mut found, mut seen) = (Vec::new(), HashSet::new());
+    while let Some((pid, stat)) = todo.pop() {
+        if seen.insert(pid) {
+            todo.extend(children.remove(&pid).unwrap_or_default());
+            if stat.state != 'Z' {
+                let command = String::from_utf8_lossy(&stat.command).into_owned();
+                found.push(Descendant { pid, started: stat.started, command });
+            }
+        }
+    }
+    found
+}
+
+impl Descendant {
+    /// Sends a signal to exactly this process: not to another that was given its pid meanwhile.
+    pub fn send(&self, signal: i32) -> Result<()> {
+        let process = Pidfd::open(self.pid)?;
+        match Stat::of(self.pid) {
+            Some(stat) if stat.started == self.started => process.send(signal),
+            _ => Err(Errno::ESRCH),
+        }
+    }
+}
+
+/// A process by descriptor.
+#[derive(Debug)]
+pub struct Pidfd(OwnedFd);
+
+impl Pidfd {
+    /// Opens the process that has this pid now.
+    pub fn open(pid: i32) -> Result<Self> {
+        // SAFETY: pidfd_open takes two numbers and returns a new descriptor.
+        let fd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
+        let fd = i32::try_from(fd).map_err(|_| Errno::EBADF)?;
+        // SAFETY: the kernel just made it for us.
+        Ok(Pidfd(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Sends a signal.
+    pub fn send(&self, signal: i32) -> Result<()> {
+        let no_info = std::ptr::null::<libc::siginfo_t>();
+        // SAFETY: a null siginfo makes the kernel fill it in as kill does.
+        let sent = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, self.0.as_raw_fd(), signal, no_info, 0) };
+        Errno::result(sent).map(drop)
+    }
+
+    /// Its descriptor is readable when the process has ended.
+    pub fn fd(&self) -> &OwnedFd {
+        &self.0
+    }
+}
+
+/// Whether this environment variable is set, and to what.
+pub fn variable(name: &str) -> Option<std::ffi::OsString> {
+    std::env::var_os(name)
+}
+
+/// The base name of a command, for people.
+pub fn base_name(argv0: &OsStr) -> String {
+    Path::new(argv0).file_name().unwrap_or(argv0).to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_name_with_parentheses_and_spaces_does_not_shift_the_fields() {
+        let content = b"42 (a) b (c)) S 7 42 42 0 -1 4194304 1 2 3 4 50 60 0 0 20 0 1 0 999 1 1";
+        let stat = Stat::parse(content).unwrap();
+        assert_eq!((stat.state, stat.parent, stat.started, stat.cpu_ticks), ('S', 7, 999, 110));
+        assert_eq!(stat.command, b"a) b (c)");
+    }
+
+    #[test]
+    fn our_own_start_time_is_known() {
+        let me = Who::am_i();
+        assert_eq!(Stat::of(i32::try_from(me.pid).unwrap()).unwrap().started, me.pid_started);
+        assert!(me.pid_started > 0 && !me.boot_id.is_empty());
+    }
+}

@@ -1,0 +1,110 @@
+//! Signals: blocked before the lock exists, read from a descriptor, handed on.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use nix::Result;
+use nix::libc;
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, sigaction, sigprocmask};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+use crate::machine::Received;
+
+/// The signal mask that this process was started with. COMMAND is given it back.
+#[derive(Clone, Copy, Debug)]
+pub struct OnEntry {
+    mask: SigSet,
+}
+
+/// Blocks every signal that can be blocked. From here on no signal ends the process between two
+/// statements; this comes before the lock file exists, so that none can leak it.
+pub fn block_all() -> Result<OnEntry> {
+    let mut mask = SigSet::empty();
+    sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), Some(&mut mask))?;
+    Ok(OnEntry { mask })
+}
+
+impl OnEntry {
+    pub(super) fn mask(&self) -> &SigSet {
+        &self.mask
+    }
+
+    /// The mask under which a waiter sleeps: signals act as they did on entry. Only SIGPIPE stays
+    /// blocked, so that a line that nobody reads does not end the wait, and the alarm gets through.
+    pub(super) fn while_waiting(&self) -> SigSet {
+        let mut mask = self.mask;
+        mask.add(Signal::SIGPIPE);
+        mask.remove(Signal::SIGALRM);
+        mask
+    }
+}
+
+/// Makes sure that a child's status is never lost: with SIGCHLD ignored the kernel would throw it away.
+pub fn receive_child_statuses() -> Result<()> {
+    let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
+    // SAFETY: the default action is no function of ours.
+    unsafe { sigaction(Signal::SIGCHLD, &default) }.map(drop)
+}
+
+/// Signals as a descriptor.
+#[derive(Debug)]
+pub struct Signals(SignalFd);
+
+impl Signals {
+    /// All signals, which must be blocked.
+    pub fn open() -> Result<Self> {
+        SignalFd::with_flags(&SigSet::all(), SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map(Signals)
+    }
+
+    /// The next one that has arrived and is not ignored.
+    pub fn next(&self) -> Result<Option<Received>> {
+        while let Some(info) = self.0.read_signal()? {
+            let signal = i32::try_from(info.ssi_signo).unwrap_or(0);
+            // A signal that is both blocked and ignored still reaches the descriptor. Asked only now:
+            // asking for all of them beforehand would cost more than all the rest of the start.
+            if !is_ignored(signal) {
+                return Ok(Some(Received {
+                    signal,
+                    by_kernel: info.ssi_code == libc::SI_KERNEL,
+                    by_self: info.ssi_pid == std::process::id(),
+                }));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Whether the disposition of `signal` is to ignore it.
+pub fn is_ignored(signal: i32) -> bool {
+    // SAFETY: an all-zero sigaction is a valid value for the kernel to overwrite.
+    let mut current: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: a null new action only asks; `current` outlives the call.
+    let asked = unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut current) };
+    asked == 0 && current.sa_sigaction == libc::SIG_IGN
+}
+
+/// Stops this process by the default action of a stop signal, unblocked and raised: never by SIGSTOP,
+/// which would hang a process group that nobody can continue. Returns when it is continued, or at once
+/// where the kernel does not stop orphans.
+pub fn stop_self(signal: i32) {
+    let Ok(signal) = Signal::try_from(signal) else { return };
+    let mut only = SigSet::empty();
+    only.add(signal);
+    let _ = nix::sys::signal::raise(signal);
+    let _ = sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&only), None);
+    let _ = sigprocmask(SigmaskHow::SIG_BLOCK, Some(&only), None);
+}
+
+/// The machine's numbers are this platform's.
+const _: () = {
+    use crate::machine::number;
+    assert!(number::HUP == libc::SIGHUP && number::INT == libc::SIGINT && number::QUIT == libc::SIGQUIT);
+    assert!(number::KILL == libc::SIGKILL && number::PIPE == libc::SIGPIPE && number::TERM == libc::SIGTERM);
+    assert!(number::CHLD == libc::SIGCHLD && number::CONT == libc::SIGCONT && number::TSTP == libc::SIGTSTP);
+    assert!(number::TTIN == libc::SIGTTIN && number::TTOU == libc::SIGTTOU && number::WINCH == libc::SIGWINCH);
+};

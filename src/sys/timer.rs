@@ -1,0 +1,68 @@
+//! One descriptor to wait on: signals, and a point in time on the boot clock.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use nix::Result;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::time::TimeSpec;
+use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
+
+use super::clock::boot_ms;
+use super::signal::Signals;
+
+/// Waits for signals or for a point in time.
+///
+/// The first wait is an ordinary poll with a time-out: most commands end within it. A command that lives
+/// longer gets a timer on the boot clock, which also fires at once when a suspended host resumes.
+#[derive(Debug)]
+pub struct Waiter {
+    timer: Option<TimerFd>,
+    is_first: bool,
+}
+
+impl Waiter {
+    /// Nothing is set up yet.
+    pub const fn new() -> Self {
+        Waiter { timer: None, is_first: true }
+    }
+
+    /// Returns when a signal has arrived or `until_boot_ms` is reached.
+    pub fn wait(&mut self, signals: &Signals, until_boot_ms: u64) -> Result<()> {
+        let left_ms = until_boot_ms.saturating_sub(boot_ms());
+        if left_ms == 0 {
+            return Ok(());
+        }
+        let signal = PollFd::new(signals.as_fd(), PollFlags::POLLIN);
+        let waited = if std::mem::take(&mut self.is_first) {
+            let timeout = PollTimeout::try_from(left_ms.min(60_000)).unwrap_or(PollTimeout::MAX);
+            poll(&mut [signal], timeout)
+        } else {
+            let timer = self.set(until_boot_ms)?;
+            poll(&mut [signal, PollFd::new(timer.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE)
+        };
+        match waited {
+            Ok(_) | Err(Errno::EINTR) => Ok(()),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn set(&mut self, until_boot_ms: u64) -> Result<&TimerFd> {
+        if self.timer.is_none() {
+            let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
+            self.timer = Some(TimerFd::new(ClockId::CLOCK_BOOTTIME, flags)?);
+        }
+        let timer = self.timer.as_ref().ok_or(Errno::EBADF)?;
+        let at = TimeSpec::from_duration(Duration::from_millis(until_boot_ms.max(1)));
+        // Setting it anew also forgets an expiry that was not read.
+        timer.set(Expiration::OneShot(at), TimerSetTimeFlags::TFD_TIMER_ABSTIME)?;
+        Ok(timer)
+    }
+}
+
+impl Default for Waiter {
+    fn default() -> Self {
+        Waiter::new()
+    }
+}
