@@ -74,8 +74,8 @@ pub const TABLE: &[Row] = &[
 
 /// The status a shell would report for a command ended by `signal`.
 pub const fn of_signal(signal: i32) -> u8 {
-    // Linux signal numbers are 1 to 64, so this never wraps.
-    128u8.wrapping_add(signal.unsigned_abs() as u8)
+    // Linux signal numbers are 1 to 64: the low byte is all of it.
+    128u8.wrapping_add(signal.to_le_bytes()[0])
 }
 
 #[cfg(test)]

@@ -77,6 +77,7 @@ impl Stamp {
     }
 }
 
+#[allow(clippy::cast_possible_truncation)] // Both ends are cut before the cast.
 const fn saturate(value: i128) -> i64 {
     if value > i64::MAX as i128 {
         i64::MAX

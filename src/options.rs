@@ -364,7 +364,7 @@ mod tests {
         for wrong in [
             &["inspect", "--", "x"][..],
             &["inspct", "x"],
-            &["brake", "x"],
+            &["braek", "x"],
             &["rlease", "x"],
             &["brekа"[..4].as_ref(), "x"],
         ] {

@@ -19,9 +19,9 @@ pub(super) enum Obtained {
     /// With the lock.
     Lock(Box<dyn Held>),
     /// Without.
-    Busy(Busy, Waited),
+    Busy(Box<Busy>, Waited),
     /// An ancestor of this process holds it.
-    Ancestor(Nonce, Busy),
+    Ancestor(Nonce, Box<Busy>),
 }
 
 /// For how long a contender has waited.

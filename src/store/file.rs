@@ -227,7 +227,7 @@ impl FileStore {
             look_again_ms,
         };
         self.seen = Some(epoch);
-        Turn::Busy(busy)
+        Turn::Busy(Box::new(busy))
     }
 
     /// Whether sleeping on the guard of `epoch` tells when it ends.
@@ -261,7 +261,7 @@ impl FileStore {
 
 enum Turn {
     Again,
-    Busy(Busy),
+    Busy(Box<Busy>),
 }
 
 fn own_ending<'a>(judged: &'a Epoch, file: &'a File) -> Ending<'a> {
@@ -379,7 +379,13 @@ impl Store for FileStore {
             }
         }
         let note = Some("it changed hands whenever it was looked at".to_owned());
-        Ok(Attempt::Busy(Busy { record: None, renewed_at_ms: None, expires_in_ms: None, note, look_again_ms: 1 }))
+        Ok(Attempt::Busy(Box::new(Busy {
+            record: None,
+            renewed_at_ms: None,
+            expires_in_ms: None,
+            note,
+            look_again_ms: 1,
+        })))
     }
 
     fn wait(&mut self, for_ms: u64) -> Result<(), Fault> {

@@ -47,7 +47,7 @@ pub enum Attempt {
     /// Ours.
     Granted(Box<dyn Held>),
     /// Another's.
-    Busy(Busy),
+    Busy(Box<Busy>),
 }
 
 /// Why a lock could not be had just now, for people, and when to look again.

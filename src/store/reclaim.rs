@@ -81,7 +81,7 @@ pub fn survey(place: &Place) -> Outcome<Vec<Quarantine>> {
     // The file system's clock, by the stamp of a file made just now: never of the slot itself, whose
     // stamp is what is judged.
     let now = place.dir.file_system_time(&trash_name(&place.name, &random::nonce()))?;
-    Ok(names.into_iter().filter_map(|name| examine(place, name, now).transpose()).collect::<Result<_, _>>()?)
+    names.into_iter().filter_map(|name| examine(place, name, now).transpose()).collect()
 }
 
 fn examine(place: &Place, name: OsString, now: Stamp) -> Outcome<Option<Quarantine>> {
