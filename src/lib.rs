@@ -13,4 +13,4 @@ pub mod supervise;
 pub mod sys;
 pub mod text;
 
-pub use command::main;
+pub use command::{early, main};

@@ -43,6 +43,16 @@ pub fn supervise(command_pid: i32, machine: Machine, signals: &Signals, held: Op
     }
 }
 
+/// How long a command may run before [`supervise`] must watch over it, in milliseconds.
+const BRIEFLY_MS: u16 = 20;
+
+/// Waits for COMMAND's end for a moment, in which there is nothing to renew, to hand on or to say; its
+/// exit code. `None`: something else happened, or nothing yet.
+pub fn supervise_briefly(command_pid: i32, signals: &Signals) -> Option<u8> {
+    Waiter::wait_briefly(signals, BRIEFLY_MS);
+    process::ended(command_pid)
+}
+
 struct Supervisor<'a> {
     command_pid: i32,
     /// COMMAND's start time, asked for once it matters: it tells its tree from children that this

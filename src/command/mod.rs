@@ -10,37 +10,66 @@ use clap::error::ErrorKind;
 
 use crate::cli::{Cli, SubCli};
 use crate::exit::Exit;
-use crate::options::{Usage, check_first_word, is_subcommand};
+use crate::options::{Plan, Usage, check_first_word, is_subcommand};
 use crate::store::Fault;
 use crate::sys::output::complain;
 use crate::sys::signal::{OnEntry, block_all};
-use crate::sys::{Errno, describe, process};
+use crate::sys::{Errno, describe, handover, process};
 
-/// The program, from arguments to exit code.
-pub fn main() -> u8 {
+use run::Started;
+
+/// The program, from its command line to its exit code.
+pub fn main(words: &[OsString]) -> u8 {
+    if let Some(started) = handover::take().and_then(|left| left.downcast::<Started>().ok()) {
+        return started.finish();
+    }
     process::occupy_standard_descriptors();
     // Before the lock file exists, so that there is no moment in which a signal leaks it.
     let outcome = block_all()
         .map_err(|errno| System::new("block signals", errno).into())
-        .and_then(|on_entry| dispatch(&on_entry));
+        .and_then(|on_entry| dispatch(words, on_entry));
     outcome.unwrap_or_else(|error| {
         complain(&format!("{error:#}").replace('\n', " "));
         exit_of(&error).code()
     })
 }
 
-fn dispatch(on_entry: &OnEntry) -> anyhow::Result<u8> {
-    let arguments: Vec<OsString> = std::env::args_os().collect();
-    let words = arguments.get(1..).unwrap_or_default();
+/// What can be done before the C library has been started: the common case, a free lock and a command
+/// that ends soon. `None`: [`main`] is to go on, from the beginning or from what was left to it.
+pub fn early(words: &[OsString]) -> Option<u8> {
+    let words = words.get(1..)?;
+    check_first_word(words).ok()?;
+    let plan = Plan::plain(words)?;
+    process::occupy_standard_descriptors();
+    let on_entry = block_all().ok()?;
+    let Some(started) = run::start_early(plan, on_entry) else {
+        on_entry.restore().ok()?;
+        return None;
+    };
+    match started.finish_early() {
+        Ok(code) => Some(code),
+        Err(unfinished) => {
+            handover::leave(unfinished);
+            None
+        }
+    }
+}
+
+fn dispatch(words: &[OsString], on_entry: OnEntry) -> anyhow::Result<u8> {
+    let arguments = words;
+    let words = words.get(1..).unwrap_or_default();
     check_first_word(words)?;
+    if let Some(plan) = Plan::plain(words) {
+        return run::run(plan, on_entry);
+    }
     if words.first().is_some_and(|word| is_subcommand(word)) {
-        return match SubCli::try_parse_from(&arguments) {
+        return match SubCli::try_parse_from(arguments) {
             Ok(_) => Err(Usage("not available".into()).into()),
             Err(error) => usage_error(&error),
         };
     }
-    match Cli::try_parse_from(&arguments) {
-        Ok(cli) => run::run(cli.run, on_entry),
+    match Cli::try_parse_from(arguments) {
+        Ok(cli) => run::run(Plan::new(cli.run)?, on_entry),
         Err(error) => usage_error(&error),
     }
 }

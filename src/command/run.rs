@@ -3,13 +3,13 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
-use crate::cli::{OnBusy, Run};
+use crate::cli::OnBusy;
 use crate::exit::Exit;
 use crate::machine::{Machine, Outcome, Terms};
 use crate::options::Plan;
 use crate::record::{Guard, Nonce};
 use crate::store::{Busy, FileStore, Held, NotReleased, Offer, Store};
-use crate::supervise::supervise;
+use crate::supervise::{supervise, supervise_briefly};
 use crate::sys::clock::boot_ms;
 use crate::sys::output::complain;
 use crate::sys::process;
@@ -22,34 +22,64 @@ use super::System;
 use super::obtain::{Obtained, Waited, busy_line, obtain};
 
 /// Runs COMMAND while holding LOCK; the exit code.
-pub(super) fn run(run: Run, on_entry: &OnEntry) -> anyhow::Result<u8> {
-    let plan = Plan::new(run)?;
-    // Everything that may fail for want of a descriptor is had before the lock is.
-    let signals = Signals::open().map_err(|errno| System::new("open a signal descriptor", errno))?;
-    signal::receive_child_statuses().map_err(|errno| System::new("reset SIGCHLD", errno))?;
-    let mut store = FileStore::open(&plan.lock, plan.lease.parents, on_entry)?;
+pub(super) fn run(plan: Plan, on_entry: OnEntry) -> anyhow::Result<u8> {
+    let (job, mut store) = Job::prepare(plan, on_entry)?;
+    let plan = &job.plan;
     if plan.verbose && !store.place().file_system.local {
         complain(&format!(
             "{}: not a local file system: other hosts do not see the guard; mount it without look-up and attribute caches",
             Shown::os(&plan.lock)
         ));
     }
-    let lock = store.absolute_name()?;
-    let obtained = obtain(&mut store, &offer(&plan), plan.patience, &plan.lock, plan.quiet)?;
+    let obtained = obtain(&mut store, &offer(plan), plan.patience, &plan.lock, plan.quiet)?;
     // Gives the signal dispositions back that waiting needed.
     drop(store);
-    let job = Job { plan: &plan, lock, signals: &signals, on_entry };
     match obtained {
-        Obtained::Lock(held) => job.with(held),
+        Obtained::Lock(held) => Ok(job.with(held)),
         Obtained::Ancestor(nonce, _) if plan.reentrant => {
-            job.without_lease(&Mode::Locked { nonce, fence: None, is_new: false })
+            Ok(job.without_lease(&Mode::Locked { nonce, fence: None, is_new: false }))
         }
         Obtained::Ancestor(_, busy) => {
             let line = busy_line(&busy, &plan.lock, "held by an ancestor of this process:");
             complain(&line.replacen(": by ", ": ", 1));
             Ok(Exit::Nested.code())
         }
-        Obtained::Busy(busy, waited) => job.busy(&busy, waited),
+        Obtained::Busy(busy, waited) => Ok(job.busy(&busy, waited)),
+    }
+}
+
+/// The beginning of the common case: the lock is free, and COMMAND is started. `None`: nothing was done.
+pub(super) fn start_early(plan: Plan, on_entry: OnEntry) -> Option<Started> {
+    let (job, mut store) = Job::prepare(plan, on_entry).ok()?;
+    let held = store.uncontended(&offer(&job.plan))?;
+    let spawned = job.spawn(&job.plan.argv, &Mode::of(held.as_ref()), Some(held.as_ref()));
+    Some(Started { job, held, spawned })
+}
+
+/// COMMAND has been started, or could not be, under a lock.
+pub(super) struct Started {
+    job: Job,
+    held: Box<dyn Held>,
+    spawned: Result<Running, NotRun>,
+}
+
+impl Started {
+    /// The end of the common case, if it comes soon.
+    pub(super) fn finish_early(self) -> Result<u8, Box<Self>> {
+        match &self.spawned {
+            Ok(running) => match supervise_briefly(running.pid, &self.job.signals) {
+                Some(code) => Ok(self.job.release(self.held, code)),
+                None => Err(Box::new(self)),
+            },
+            Err(_) => Err(Box::new(self)),
+        }
+    }
+
+    /// Watches over COMMAND to its end, and releases.
+    pub(super) fn finish(self) -> u8 {
+        let Started { job, mut held, spawned } = self;
+        let outcome = spawned.map(|running| running.supervise(&job.signals, Some(&mut held)));
+        job.end(held, outcome)
     }
 }
 
@@ -76,31 +106,40 @@ enum Mode {
     Degraded,
 }
 
-struct Job<'a> {
-    plan: &'a Plan,
-    lock: OsString,
-    signals: &'a Signals,
-    on_entry: &'a OnEntry,
+impl Mode {
+    fn of(held: &dyn Held) -> Self {
+        Mode::Locked { nonce: held.nonce(), fence: held.fence(), is_new: true }
+    }
 }
 
-impl Job<'_> {
-    fn with(&self, mut held: Box<dyn Held>) -> anyhow::Result<u8> {
+/// Everything that may fail for want of a descriptor is had before the lock is.
+struct Job {
+    plan: Plan,
+    lock: OsString,
+    signals: Signals,
+    on_entry: OnEntry,
+}
+
+impl Job {
+    fn prepare(plan: Plan, on_entry: OnEntry) -> anyhow::Result<(Self, FileStore)> {
+        let signals = Signals::open().map_err(|errno| System::new("open a signal descriptor", errno))?;
+        signal::receive_child_statuses().map_err(|errno| System::new("reset SIGCHLD", errno))?;
+        let store = FileStore::open(&plan.lock, plan.lease.parents, &on_entry)?;
+        let lock = store.absolute_name()?;
+        Ok((Job { plan, lock, signals, on_entry }, store))
+    }
+
+    fn with(&self, mut held: Box<dyn Held>) -> u8 {
         if self.plan.verbose {
             complain(&format!("{}: locked, nonce {}", Shown::os(&self.plan.lock), held.nonce()));
         }
-        let mode = Mode::Locked { nonce: held.nonce(), fence: held.fence(), is_new: true };
-        let ended = match self.needed(&mode, &mut held) {
+        let mode = Mode::of(held.as_ref());
+        let outcome = match self.needed(&mode, &mut held) {
             Ok(true) => self.supervised(&self.plan.argv, &mode, Some(&mut held)),
             Ok(false) => Ok(Outcome { code: 0, lost: false }),
             Err(not_run) => Err(not_run),
         };
-        let (code, lost) = match ended {
-            Ok(outcome) if outcome.lost => return Ok(outcome.code),
-            Ok(outcome) => (outcome.code, false),
-            Err(not_run) => (self.complain_not_run(&not_run), false),
-        };
-        debug_assert!(!lost);
-        Ok(self.release(held, code))
+        self.end(held, outcome)
     }
 
     /// `--skip-if`: whether COMMAND is still needed, asked under the lock.
@@ -111,23 +150,23 @@ impl Job<'_> {
         Ok(outcome != Outcome { code: 0, lost: false })
     }
 
-    fn without_lease(&self, mode: &Mode) -> anyhow::Result<u8> {
+    fn without_lease(&self, mode: &Mode) -> u8 {
         match self.supervised(&self.plan.argv, mode, None) {
-            Ok(outcome) => Ok(outcome.code),
-            Err(not_run) => Ok(self.complain_not_run(&not_run)),
+            Ok(outcome) => outcome.code,
+            Err(not_run) => not_run.complain(),
         }
     }
 
-    fn busy(&self, busy: &Busy, waited: Waited) -> anyhow::Result<u8> {
+    fn busy(&self, busy: &Busy, waited: Waited) -> u8 {
         let line = busy_line(busy, &self.plan.lock, &waited.how());
         match self.plan.on_busy {
             OnBusy::Fail => {
                 complain(&line);
-                Ok(self.plan.conflict_exit.unwrap_or(Exit::Held.code()))
+                self.plan.conflict_exit.unwrap_or(Exit::Held.code())
             }
             OnBusy::Skip => {
                 complain(&format!("skipped: {line}"));
-                Ok(0)
+                0
             }
             OnBusy::Run => {
                 complain(&format!("running without the lock: {line}"));
@@ -137,23 +176,28 @@ impl Job<'_> {
     }
 
     fn supervised(&self, argv: &[OsString], mode: &Mode, held: Option<&mut Box<dyn Held>>) -> Result<Outcome, NotRun> {
-        let program = self.program(argv, mode).map_err(|errno| NotRun { errno, argv0: argv[0].clone() })?;
+        let running = self.spawn(argv, mode, held.as_ref().map(|held| held.as_ref()))?;
+        Ok(running.supervise(&self.signals, held))
+    }
+
+    fn spawn(&self, argv: &[OsString], mode: &Mode, held: Option<&dyn Held>) -> Result<Running, NotRun> {
+        let not_run = |errno| NotRun { errno, argv0: argv[0].clone() };
+        let program = self.program(argv, mode).map_err(not_run)?;
         // Without it orphans of COMMAND would escape when all of its tree must end.
         let _ = process::become_subreaper();
-        let leads_session = process::is_session_leader();
         let terms = Terms {
-            ttl_ms: held.as_ref().map(|_| self.plan.lease.ttl_ms),
+            ttl_ms: held.map(|_| self.plan.lease.ttl_ms),
             renew: self.plan.renew,
-            may_be_unseen: held.as_ref().is_some_and(|held| held.may_be_unseen()),
+            may_be_unseen: held.is_some_and(Held::may_be_unseen),
             max_hold_ms: self.plan.max_hold_ms,
             kill_after_ms: self.plan.kill_after_ms,
             on_lost: self.plan.on_lost,
-            leads_session,
+            leads_session: process::is_session_leader(),
         };
         let now_ms = boot_ms();
-        let granted_ms = held.as_ref().map_or(now_ms, |held| held.granted_boot_ms());
-        let pid = program.spawn(self.on_entry).map_err(|errno| NotRun { errno, argv0: argv[0].clone() })?;
-        Ok(supervise(pid, Machine::new(terms, granted_ms, now_ms), self.signals, held))
+        let granted_ms = held.map_or(now_ms, Held::granted_boot_ms);
+        let pid = program.spawn(&self.on_entry).map_err(not_run)?;
+        Ok(Running { pid, machine: Machine::new(terms, granted_ms, now_ms) })
     }
 
     fn program(&self, argv: &[OsString], mode: &Mode) -> Result<Program, Errno> {
@@ -186,6 +230,17 @@ impl Job<'_> {
         Program::new(argv, &set, &unset)
     }
 
+    fn end(&self, held: Box<dyn Held>, outcome: Result<Outcome, NotRun>) -> u8 {
+        match outcome {
+            Ok(Outcome { code, lost: true }) => code,
+            Ok(Outcome { code, lost: false }) => self.release(held, code),
+            Err(not_run) => {
+                let code = not_run.complain();
+                self.release(held, code)
+            }
+        }
+    }
+
     /// Gives the lock back. COMMAND's own failure passes through; its success must not hide ours.
     fn release(&self, held: Box<dyn Held>, code: u8) -> u8 {
         let own = |ours: Exit| if code == 0 { ours.code() } else { code };
@@ -208,17 +263,17 @@ impl Job<'_> {
             }
         }
     }
+}
 
-    fn complain_not_run(&self, not_run: &NotRun) -> u8 {
-        let command = Shown::os(&not_run.argv0);
-        let (exit, text) = match not_run.errno {
-            Errno::ENOENT if !not_run.argv0.as_bytes().contains(&b'/') => (Exit::NotFound, "command not found"),
-            Errno::ENOENT => (Exit::NotFound, describe(Errno::ENOENT)),
-            errno @ (Errno::EAGAIN | Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE) => (Exit::System, describe(errno)),
-            errno => (Exit::NotExecutable, describe(errno)),
-        };
-        complain(&format!("cannot run {command}: {text}"));
-        exit.code()
+/// COMMAND, started.
+struct Running {
+    pid: i32,
+    machine: Machine,
+}
+
+impl Running {
+    fn supervise(self, signals: &Signals, held: Option<&mut Box<dyn Held>>) -> Outcome {
+        supervise(self.pid, self.machine, signals, held)
     }
 }
 
@@ -226,4 +281,19 @@ impl Job<'_> {
 struct NotRun {
     errno: Errno,
     argv0: OsString,
+}
+
+impl NotRun {
+    /// Says so; the exit code.
+    fn complain(&self) -> u8 {
+        let command = Shown::os(&self.argv0);
+        let (exit, text) = match self.errno {
+            Errno::ENOENT if !self.argv0.as_bytes().contains(&b'/') => (Exit::NotFound, "command not found"),
+            Errno::ENOENT => (Exit::NotFound, describe(Errno::ENOENT)),
+            errno @ (Errno::EAGAIN | Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE) => (Exit::System, describe(errno)),
+            errno => (Exit::NotExecutable, describe(errno)),
+        };
+        complain(&format!("cannot run {command}: {text}"));
+        exit.code()
+    }
 }

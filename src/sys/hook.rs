@@ -92,6 +92,7 @@ mod off {
 mod on {
     use std::cell::{Cell, RefCell};
     use std::ffi::OsStr;
+    use std::mem::ManuallyDrop;
     use std::sync::OnceLock;
 
     use nix::Result;
@@ -101,7 +102,8 @@ mod on {
     type Hook = Box<dyn FnMut(&'static str, &OsStr) -> Result<()>>;
 
     thread_local! {
-        static HOOK: RefCell<Option<Hook>> = const { RefCell::new(None) };
+        // Without a destructor: registering one needs the C library's start.
+        static HOOK: ManuallyDrop<RefCell<Option<Hook>>> = const { ManuallyDrop::new(RefCell::new(None)) };
         static LEFT_OUT: Cell<u32> = const { Cell::new(0) };
         static BOOT_OFFSET_MS: Cell<u64> = const { Cell::new(0) };
     }
@@ -134,7 +136,8 @@ mod on {
     fn from_environment() -> u32 {
         static BITS: OnceLock<u32> = OnceLock::new();
         *BITS.get_or_init(|| {
-            let named = std::env::var("WITHLOCK_LEAVE_OUT").unwrap_or_default();
+            let named = crate::sys::process::variable("WITHLOCK_LEAVE_OUT").unwrap_or_default();
+            let named = named.to_string_lossy();
             let bit_of = |name: &str| STEPS.iter().find(|(_, known)| *known == name).map_or(0, |(step, _)| bit(*step));
             named.split(',').fold(0, |bits, name| bits | bit_of(name))
         })

@@ -6,6 +6,7 @@
 
 pub mod clock;
 pub mod file;
+pub mod handover;
 pub mod hook;
 pub mod output;
 pub mod process;

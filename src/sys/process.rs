@@ -2,8 +2,9 @@
 //! its start time; a pid alone is used again.
 
 use std::collections::{HashMap, HashSet};
-use std::ffi::OsStr;
+use std::ffi::{CStr, OsStr, OsString, c_char, c_int};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 
 use nix::Result;
@@ -145,6 +146,18 @@ pub fn next_change() -> Option<(i32, Change)> {
     }
 }
 
+/// The exit code of a child that has ended, which is reaped by this; `None` if it has not.
+pub fn ended(pid: i32) -> Option<u8> {
+    let mut status = 0;
+    // SAFETY: waitpid writes one int.
+    let found = unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) };
+    match found == pid {
+        true if libc::WIFEXITED(status) => u8::try_from(libc::WEXITSTATUS(status)).ok(),
+        true => Some(crate::exit::of_signal(libc::WTERMSIG(status))),
+        false => None,
+    }
+}
+
 /// Makes orphans among our descendants our children, so that all of a command's tree can be ended.
 pub fn become_subreaper() -> Result<()> {
     nix::sys::prctl::set_child_subreaper(true)
@@ -236,9 +249,44 @@ impl Pidfd {
     }
 }
 
-/// Whether this environment variable is set, and to what.
-pub fn variable(name: &str) -> Option<std::ffi::OsString> {
-    std::env::var_os(name)
+/// The words of the command line, as C hands them to `main`.
+///
+/// # Safety
+///
+/// `arguments` points to at least `count` C strings that live as long as the process.
+pub unsafe fn words(count: c_int, arguments: *const *const c_char) -> Vec<OsString> {
+    let count = usize::try_from(count).unwrap_or(0);
+    // SAFETY: the caller's promise.
+    let word = |index| unsafe { CStr::from_ptr(*arguments.add(index)) };
+    (0..count).map(|index| OsString::from_vec(word(index).to_bytes().to_vec())).collect()
+}
+
+unsafe extern "C" {
+    static environ: *const *const c_char;
+}
+
+/// This process's environment as it is, entries without `=` and doubled ones included.
+pub fn environment() -> Vec<&'static CStr> {
+    let mut entries = Vec::new();
+    // SAFETY: environ points to a null-terminated array of C strings that lives as long as the process;
+    // nothing in this program changes the environment.
+    unsafe {
+        let mut next = environ;
+        while !next.is_null() && !(*next).is_null() {
+            entries.push(CStr::from_ptr(*next));
+            next = next.add(1);
+        }
+    }
+    entries
+}
+
+/// Whether this environment variable is set, and to what. Not by way of the C library, which may not
+/// have been started.
+pub fn variable(name: &str) -> Option<OsString> {
+    environment().into_iter().find_map(|entry| {
+        let value = entry.to_bytes().strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
+        Some(OsString::from_vec(value.to_vec()))
+    })
 }
 
 /// The base name of a command, for people.

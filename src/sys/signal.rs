@@ -24,6 +24,11 @@ pub fn block_all() -> Result<OnEntry> {
 }
 
 impl OnEntry {
+    /// Sets the mask to what it was.
+    pub fn restore(&self) -> Result<()> {
+        sigprocmask(SigmaskHow::SIG_SETMASK, Some(&self.mask), None)
+    }
+
     pub(super) fn mask(&self) -> &SigSet {
         &self.mask
     }

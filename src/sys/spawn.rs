@@ -1,38 +1,27 @@
 //! Starting COMMAND.
+//!
+//! posix_spawn would do, but it asks for and sets the disposition of every signal in the child, 128
+//! system calls that are a sixth of the whole run of a short command. What it does for that is not
+//! needed here: this program has no signal handlers when it spawns, so there is nothing to reset.
 
-use std::ffi::{CStr, CString, OsStr, OsString};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::ffi::{CStr, CString, OsString, c_char, c_int, c_void};
+use std::os::unix::ffi::OsStringExt;
+use std::ptr;
 
 use nix::Result;
 use nix::errno::Errno;
-use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawn, posix_spawnp};
+use nix::libc;
 
+use super::process::{self, environment};
 use super::signal::OnEntry;
 
 /// A command line and its environment, byte for byte.
 #[derive(Debug)]
 pub struct Program {
     argv: Vec<CString>,
-    environment: Vec<CString>,
-}
-
-unsafe extern "C" {
-    static environ: *const *const std::ffi::c_char;
-}
-
-/// This process's environment as it is, entries without `=` and doubled ones included.
-fn environment() -> Vec<&'static CStr> {
-    let mut entries = Vec::new();
-    // SAFETY: environ points to a null-terminated array of C strings that lives as long as the process;
-    // nothing in this program changes the environment.
-    unsafe {
-        let mut next = environ;
-        while !next.is_null() && !(*next).is_null() {
-            entries.push(CStr::from_ptr(*next));
-            next = next.add(1);
-        }
-    }
-    entries
+    /// Entries of our own environment, which outlive the process's every use of them.
+    inherited: Vec<*const c_char>,
+    set: Vec<CString>,
 }
 
 impl Program {
@@ -41,48 +30,113 @@ impl Program {
         let c_string = |bytes: Vec<u8>| CString::new(bytes).map_err(|_| Errno::EINVAL);
         let argv = argv.iter().map(|word| c_string(word.clone().into_vec())).collect::<Result<Vec<_>>>()?;
         let replaced = |entry: &[u8]| {
-            let names = set.iter().map(|(name, _)| *name).chain(unset.iter().copied());
-            names.into_iter().any(|name| entry.strip_prefix(name.as_bytes()).is_some_and(|rest| rest.starts_with(b"=")))
+            let mut names = set.iter().map(|(name, _)| *name).chain(unset.iter().copied());
+            names.any(|name| entry.strip_prefix(name.as_bytes()).is_some_and(|rest| rest.starts_with(b"=")))
         };
-        let mut environment: Vec<CString> =
-            environment().into_iter().filter(|entry| !replaced(entry.to_bytes())).map(CStr::to_owned).collect();
-        for (name, value) in set {
-            environment.push(c_string([name.as_bytes(), b"=", value.as_bytes()].concat())?);
-        }
-        Ok(Program { argv, environment })
+        let inherited =
+            environment().into_iter().filter(|entry| !replaced(entry.to_bytes())).map(CStr::as_ptr).collect();
+        let set = set
+            .iter()
+            .map(|(name, value)| c_string([name.as_bytes(), b"=", &value.clone().into_vec()].concat()))
+            .collect::<Result<Vec<_>>>()?;
+        Ok(Program { argv, inherited, set })
     }
 
     /// Starts it with the signal mask that we were started with; its pid. ENOENT: not found.
     pub fn spawn(&self, on_entry: &OnEntry) -> Result<i32> {
-        let mut attributes = PosixSpawnAttr::init()?;
-        attributes.set_flags(PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK)?;
-        attributes.set_sigmask(on_entry.mask())?;
-        let actions = PosixSpawnFileActions::init()?;
         let name = self.argv.first().ok_or(Errno::ENOENT)?;
-        match posix_spawnp(name, &actions, &attributes, &self.argv, &self.environment) {
-            Err(Errno::ENOEXEC) => {
-                // A script without `#!`: run it as a shell would.
-                let path = find(name.to_bytes()).ok_or(Errno::ENOENT)?;
-                let mut argv = vec![c"sh".to_owned(), path];
-                argv.extend(self.argv.iter().skip(1).cloned());
-                posix_spawn(c"/bin/sh", &actions, &attributes, &argv, &self.environment)
-            }
-            spawned => spawned,
+        let candidates = candidates(name.to_bytes());
+        let mut argv: Vec<*const c_char> = self.argv.iter().map(|word| word.as_ptr()).collect();
+        argv.push(ptr::null());
+        let own = self.set.iter().map(|entry| entry.as_ptr());
+        let environment: Vec<*const c_char> = self.inherited.iter().copied().chain(own).chain([ptr::null()]).collect();
+        // For a script without `#!`: sh, the script, its arguments.
+        let mut shell_argv = Vec::with_capacity(argv.len() + 1);
+        shell_argv.extend([c"sh".as_ptr(), ptr::null()]);
+        shell_argv.extend(&argv[1..]);
+        let mut start = Start {
+            candidates: &candidates,
+            argv: &argv,
+            shell_argv: &mut shell_argv,
+            environment: &environment,
+            mask: *on_entry.mask().as_ref(),
+            error: 0,
+        };
+        // Used by the child alone, until it has become COMMAND; its pages are touched only where used.
+        let mut stack: Vec<u8> = Vec::with_capacity(CHILD_STACK_BYTES);
+        let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+        // SAFETY: the child runs `become_command` on its own stack in our memory, and with CLONE_VFORK we
+        // stand still until it has called execve or _exit, so that `start`, the vectors it points to and
+        // `stack` outlive it. All signals are blocked in both, so no handler runs in the shared memory.
+        // The stack grows down from its (aligned) end.
+        let pid = unsafe {
+            let top = stack.as_mut_ptr().add(CHILD_STACK_BYTES & !15);
+            let top = top.sub(top.addr() & 15);
+            libc::clone(become_command, top.cast(), flags, ptr::from_mut(&mut start).cast())
+        };
+        let pid = Errno::result(pid)?;
+        if start.error == 0 {
+            return Ok(pid);
         }
-        .map(nix::unistd::Pid::as_raw)
+        // SAFETY: waitpid reaps the child that has just ended and writes nothing.
+        unsafe { libc::waitpid(pid, ptr::null_mut(), 0) };
+        Err(Errno::from_raw(start.error))
     }
 }
 
-/// Where a command name leads through PATH.
-fn find(name: &[u8]) -> Option<CString> {
-    if name.contains(&b'/') {
-        return CString::new(name).ok();
+const CHILD_STACK_BYTES: usize = 32 * 1024;
+
+/// All that the child needs, made beforehand: in memory shared with its parent it must not allocate.
+struct Start<'a> {
+    candidates: &'a [CString],
+    argv: &'a [*const c_char],
+    shell_argv: &'a mut [*const c_char],
+    environment: &'a [*const c_char],
+    mask: libc::sigset_t,
+    error: c_int,
+}
+
+/// The child's part: give the mask back, and become COMMAND, searched for as execvp does.
+extern "C" fn become_command(argument: *mut c_void) -> c_int {
+    // SAFETY: `spawn` passes its `Start`, and does not run until we are gone. From here on only
+    // async-signal-safe calls.
+    unsafe {
+        let start = &mut *argument.cast::<Start<'_>>();
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const start.mask, ptr::null_mut());
+        let mut error = libc::ENOENT;
+        for candidate in start.candidates {
+            libc::execve(candidate.as_ptr(), start.argv.as_ptr(), start.environment.as_ptr());
+            match *libc::__errno_location() {
+                libc::ENOEXEC => {
+                    start.shell_argv[1] = candidate.as_ptr();
+                    libc::execve(c"/bin/sh".as_ptr(), start.shell_argv.as_ptr(), start.environment.as_ptr());
+                    error = *libc::__errno_location();
+                    break;
+                }
+                // Remembered: a later directory may still have one that can be run.
+                libc::EACCES => error = libc::EACCES,
+                libc::ENOENT | libc::ENOTDIR | libc::ESTALE | libc::ENODEV | libc::ETIMEDOUT => {}
+                other => {
+                    error = other;
+                    break;
+                }
+            }
+        }
+        start.error = error;
+        libc::_exit(127)
     }
-    let path = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/bin:/usr/bin"));
-    path.as_bytes().split(|b| *b == b':').find_map(|dir| {
-        let dir = if dir.is_empty() { b".".as_slice() } else { dir };
-        let whole = [dir, b"/", name].concat();
-        let usable = nix::unistd::access(OsStr::from_bytes(&whole), nix::unistd::AccessFlags::X_OK).is_ok();
-        usable.then(|| CString::new(whole).ok()).flatten()
-    })
+}
+
+/// The files that a command's name may mean, in order.
+fn candidates(name: &[u8]) -> Vec<CString> {
+    let path = process::variable("PATH").map_or_else(|| b"/bin:/usr/bin".to_vec(), OsString::into_vec);
+    if name.contains(&b'/') {
+        return CString::new(name).into_iter().collect();
+    }
+    path.split(|b| *b == b':')
+        .filter_map(|dir| {
+            let dir = if dir.is_empty() { b".".as_slice() } else { dir };
+            CString::new([dir, b"/", name].concat()).ok()
+        })
+        .collect()
 }

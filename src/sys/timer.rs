@@ -48,6 +48,11 @@ impl Waiter {
         }
     }
 
+    /// Returns when a signal has arrived, or after `for_ms`.
+    pub fn wait_briefly(signals: &Signals, for_ms: u16) {
+        let _ = poll(&mut [PollFd::new(signals.as_fd(), PollFlags::POLLIN)], for_ms);
+    }
+
     fn set(&mut self, until_boot_ms: u64) -> Result<&TimerFd> {
         if self.timer.is_none() {
             let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
