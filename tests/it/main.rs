@@ -1,1 +1,7 @@
-//! The integration tests.
+//! The program as a whole, run for real: one binary, so that everything links once.
+
+mod contention;
+mod cron;
+mod harness;
+mod killed_holder;
+mod token_endpoint;
