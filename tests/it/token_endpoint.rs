@@ -55,8 +55,12 @@ impl Endpoint {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
         let books = Books { current: "refresh-0".into(), expires_at_s: unix_seconds(), ..Books::default() };
-        let shared =
-            Arc::new(Shared { books: Mutex::new(books), arrived: Condvar::new(), closing: AtomicBool::new(false), hold });
+        let shared = Arc::new(Shared {
+            books: Mutex::new(books),
+            arrived: Condvar::new(),
+            closing: AtomicBool::new(false),
+            hold,
+        });
         let for_thread = Arc::clone(&shared);
         let acceptor = std::thread::spawn(move || {
             for stream in listener.incoming() {
@@ -139,8 +143,7 @@ impl Shared {
             let Some(left) = until.checked_duration_since(Instant::now()) else { break };
             books = self.arrived.wait_timeout(books, left).expect("the books").0;
         }
-        let answer =
-            format!(r#"{{"access_token": "{access}", "refresh_token": "{refresh}", "expires_in": {LIFE_S}}}"#);
+        let answer = format!(r#"{{"access_token": "{access}", "refresh_token": "{refresh}", "expires_in": {LIFE_S}}}"#);
         ("200 OK", answer)
     }
 }
@@ -149,7 +152,8 @@ const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/token-refr
 
 /// Credentials that are due for a refresh.
 fn login(sandbox: &Sandbox) {
-    let due = format!(r#"{{"access_token": "access-0", "refresh_token": "refresh-0", "expires_at": {}}}"#, unix_seconds());
+    let due =
+        format!(r#"{{"access_token": "access-0", "refresh_token": "refresh-0", "expires_at": {}}}"#, unix_seconds());
     std::fs::write(sandbox.path("credentials"), due + "\n").expect("credentials");
 }
 
