@@ -321,7 +321,7 @@ fn c09_a_stale_lock_of_another_user_in_a_sticky_directory_is_a_bounded_wait_and_
     for (wait, at_least, at_most) in [("0", 0, 5), ("2s", 0, 8)] {
         let log = sandbox.io_path("strace");
         let run = sandbox.program(sandbox.public_binary()).args(["-w", wait]).arg(&lock).args(["--", "true"]);
-        let finished = run.traced(&log, &["-e", "trace=%file"]).as_nobody().run();
+        let finished = run.as_nobody().traced(&log, &["-e", "trace=%file"]).run();
         assert!(matches!(finished.code(), Some(75 | 77)), "{finished}");
         finished.one_line(&["a.lock"]);
         let seconds = finished.took.as_secs();
@@ -329,7 +329,7 @@ fn c09_a_stale_lock_of_another_user_in_a_sticky_directory_is_a_bounded_wait_and_
         assert_eq!(tree(&dir), before);
         let calls = calls(&log);
         assert!(!calls.iter().any(|call| call.name.starts_with("mkdir")), "it makes nothing: {calls:?}");
-        assert!(calls.len() < 200, "{} calls: a busy loop", calls.len());
+        assert!(calls.len() < 300, "{} calls: a busy loop", calls.len());
     }
 }
 

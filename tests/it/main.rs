@@ -1,10 +1,15 @@
 //! The program as a whole, run for real: one binary, so that everything links once.
 
 mod cases_clock;
+mod cases_command;
 mod cases_end;
 mod cases_path;
+mod cases_signals;
+mod cases_terminal;
+mod cases_waiting;
 mod contention;
 mod cron;
+mod frugal;
 mod harness;
 mod killed_holder;
 mod token_endpoint;
