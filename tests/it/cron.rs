@@ -12,7 +12,6 @@ fn as_cron<'s>(sandbox: &'s Sandbox, line: &str) -> Run<'s> {
     sandbox
         .program("setsid")
         .args(["/bin/sh", "-c", line])
-        .clear_environment()
         .env("HOME", "/")
         .env("LOGNAME", "root")
         .env("SHELL", "/bin/sh")

@@ -11,5 +11,6 @@ mod contention;
 mod cron;
 mod frugal;
 mod harness;
+mod harness_works;
 mod killed_holder;
 mod token_endpoint;

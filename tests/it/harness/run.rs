@@ -25,7 +25,6 @@ pub(crate) struct Run<'s> {
     stdout: Option<Stdio>,
     stderr: Option<Stdio>,
     environment: Vec<(OsString, OsString)>,
-    clear_environment: bool,
     own_group: bool,
 }
 
@@ -38,7 +37,6 @@ impl<'s> Run<'s> {
             stdout: None,
             stderr: None,
             environment: Vec::new(),
-            clear_environment: false,
             own_group: false,
         }
     }
@@ -72,12 +70,6 @@ impl<'s> Run<'s> {
     /// Leaves these steps of the protocol out (test builds only): for negative controls.
     pub(crate) fn leave_out(self, steps: &str) -> Self {
         self.env("WITHLOCK_LEAVE_OUT", steps)
-    }
-
-    /// Nothing of the test's own environment.
-    pub(crate) fn clear_environment(mut self) -> Self {
-        self.clear_environment = true;
-        self
     }
 
     /// Starts what there is so far through another program: `setpriv`, `unshare`, `strace`…
@@ -125,16 +117,11 @@ impl<'s> Run<'s> {
         let shown = self.argv.iter().map(|arg| arg.to_string_lossy()).collect::<Vec<_>>().join(" ");
         let mut command = Command::new(&self.argv[0]);
         command.args(&self.argv[1..]).current_dir(self.sandbox.work()).stdin(self.stdin);
-        if self.clear_environment {
-            command.env_clear();
-        }
-        for (name, _) in std::env::vars_os() {
-            if name.as_encoded_bytes().starts_with(b"WITHLOCK_") {
-                command.env_remove(name);
-            }
-        }
-        command.env(MARK, self.sandbox.mark()).env("WL", env!("CARGO_BIN_EXE_withlock"));
-        command.env("L", self.sandbox.lock()).env("LC_ALL", "C").envs(self.environment);
+        // The same for everybody who runs the tests, and nothing of cargo's: its library path, for one,
+        // makes every start of a program many times as long.
+        command.env_clear().env(MARK, self.sandbox.mark()).env("LC_ALL", "C").env("HOME", "/");
+        command.env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+        command.env("WL", env!("CARGO_BIN_EXE_withlock")).env("L", self.sandbox.lock()).envs(self.environment);
         if self.own_group {
             command.process_group(0);
         }
