@@ -67,7 +67,14 @@ fn c37_nonsense_is_a_usage_error_before_anything_is_created_or_run() {
         finished.one_line(&[]);
         assert!(sandbox.names().is_empty(), "{option:?}");
     }
-    for argv in [&[][..], &["a.lock"], &["a.lock", "--"], &["-c", "true"], &["a.lock", "-c", "true", "--", "true"]] {
+    for argv in [
+        &[][..],
+        &["a.lock"],
+        &["a.lock", "--"],
+        &["-c", "true"],
+        &["a.lock", ""],
+        &["a.lock", "-c", "true", "--", "true"],
+    ] {
         let finished = sandbox.withlock().args(argv).run();
         assert_eq!(finished.code(), Some(64), "{argv:?}: {finished}");
         assert!(sandbox.names().is_empty(), "{argv:?}");

@@ -93,32 +93,50 @@ fn c23_a_holder_that_renews_by_path_refreshes_its_successors_lock() {
     assert_ne!(after, before);
 }
 
-/// Two evictors of one stale lock, both delayed before they rename; says whether both were inside at
+/// Two evictors of one stale lock, each held up at the worst place; says whether both were inside at
 /// once. The witness is a directory: it can be made only once.
-fn two_delayed_breakers(shipped: bool, leave_out: &str) -> bool {
+fn two_delayed_breakers(shipped: bool, leave_out: &str, inject: &str) -> bool {
     let sandbox = Sandbox::new();
-    plant(&sandbox.lock(), &planted(1_000), 60_000);
-    let body = "mkdir inside || touch overlap; sleep 4; rmdir inside";
+    plant(&sandbox.lock(), &planted(10_000), 60_000);
+    let body = "mkdir inside || touch overlap; sleep 1; rmdir inside; :";
     let start = || {
         let run = if shipped { sandbox.shipped() } else { sandbox.withlock().leave_out(leave_out) };
         let run = run.args(["-w", "30s", "--on-lost", "warn"]).lock().sh(body);
-        run.delayed(&sandbox.io_path("strace"), "renameat2", 3_000).start()
+        run.traced(&sandbox.io_path("strace"), &["-e", "trace=renameat2,getdents64", "-e", inject]).start()
     };
-    let (first, second) = (start(), start());
+    let first = start();
+    // The second comes when the first has begun, so that it acts a little later at every step.
+    eventually("the first has made the slot", || {
+        let slots = slots(&sandbox.lock());
+        if slots.is_empty() { Err(sandbox.names()) } else { Ok(()) }
+    });
+    let second = start();
     let ends = [first.wait(), second.wait()];
-    let overlap = sandbox.path("overlap").exists();
     if leave_out.is_empty() {
-        for end in ends {
+        for end in &ends {
             end.exited(0);
         }
         assert!(!sandbox.lock().exists());
     }
-    overlap
+    sandbox.path("overlap").exists()
+}
+
+/// Held up right before the rename.
+const BEFORE_RENAME: &str = "inject=renameat2:delay_enter=3000000";
+/// Held up after the look into the slot, so that both find it empty.
+const AFTER_LOOK: &str = "inject=getdents64:delay_exit=1000000";
+
+#[test]
+fn c24_two_breakers_of_one_stale_lock_never_overlap_wherever_both_are_delayed() {
+    for inject in [BEFORE_RENAME, AFTER_LOOK] {
+        assert!(!two_delayed_breakers(true, "", inject), "{inject}");
+    }
 }
 
 #[test]
-fn c24_two_breakers_of_one_stale_lock_never_overlap_even_when_both_are_delayed() {
-    assert!(!two_delayed_breakers(true, ""));
+fn c24_two_breakers_without_veto_claim_and_verification_overlap() {
+    // The negative control of the test above.
+    assert!(two_delayed_breakers(false, "veto,claim,verify,noreplace", AFTER_LOOK));
 }
 
 #[test]
@@ -223,12 +241,14 @@ fn c27_reclaiming_removes_only_what_is_exactly_its_own_and_old_enough() {
     let with_link = plant_slot(&lock, 1_000, hour_ms);
     fs::remove_file(with_link.join("claim-0")).expect("the claim");
     symlink("../precious/data", with_link.join("claim-0")).expect("a link");
+    // Each of them is old enough by its own time stamp.
+    for slot in [&with_directory, &with_stranger, &with_link] {
+        age(slot, hour_ms);
+    }
     let young = plant_slot(&lock, 1_000, 3_000);
     // Old by the time in its name, which is older by the owner's lifetime, but ended just now.
     let long_lived = plant_slot(&lock, 1_000, hour_ms);
-    for entry in ["lock", "claim-0"] {
-        age(&long_lived.join(entry), 1_000);
-    }
+    age(&long_lived, 1_000);
     let others = plant_slot(&sandbox.path("b.lock"), 1_000, hour_ms);
     for name in ["a.lock.stale-01-", "a.lock.stale--", "a.lock.stalest-1-", "xa.lock.stale-1-"] {
         let similar = sandbox.path(format!("{name}{nonce}"));
@@ -300,7 +320,7 @@ fn c29_a_directory_made_read_only_meanwhile_is_said_with_the_time_of_expiry() {
     for (status, expected) in [(0, vec![74, 77]), (3, vec![3])] {
         let body = format!("chmod 555 mine; exit {status}");
         let run = sandbox.program(sandbox.public_binary()).arg("mine/a.lock").sh(body);
-        let finished = run.as_nobody().run();
+        let finished = run.run_by_nobody().run();
         assert!(expected.contains(&finished.code().expect("a code")), "{finished}");
         finished.says(&["mine/a.lock", "expire"]);
         sandbox.chmod(&dir, 0o755);
@@ -321,7 +341,7 @@ fn c09_a_stale_lock_of_another_user_in_a_sticky_directory_is_a_bounded_wait_and_
     for (wait, at_least, at_most) in [("0", 0, 5), ("2s", 0, 8)] {
         let log = sandbox.io_path("strace");
         let run = sandbox.program(sandbox.public_binary()).args(["-w", wait]).arg(&lock).args(["--", "true"]);
-        let finished = run.as_nobody().traced(&log, &["-e", "trace=%file"]).run();
+        let finished = run.run_by_nobody().traced(&log, &["-e", "trace=%file"]).run();
         assert!(matches!(finished.code(), Some(75 | 77)), "{finished}");
         finished.one_line(&["a.lock"]);
         let seconds = finished.took.as_secs();

@@ -135,7 +135,7 @@ fn c08_no_permission_is_said_at_once_with_directory_owner_mode_and_our_uid() {
         sandbox.chmod(&dir, mode);
         let before = tree(&sandbox.work());
         let run = sandbox.program(sandbox.public_binary()).args(LONG_WAIT).arg(dir.join("a.lock")).args(["--", "true"]);
-        let finished = run.as_nobody().run();
+        let finished = run.run_by_nobody().run();
         assert_eq!(finished.code(), Some(77), "{what}: {finished}");
         finished.one_line(&["private", "root", &format!("{mode:o}"), "65534"]);
         assert!(finished.took < AT_ONCE && finished.cpu < Duration::from_secs(1), "{what}: {finished}");

@@ -194,7 +194,9 @@ fn c31_after_a_loss_the_command_is_ended_with_all_its_descendants() {
     let mut gate = sandbox.gate();
     let run = sandbox.withlock().args(["--kill-after", "300ms"]).lock().sh(tree_of_processes(&gate));
     let running = run.start();
-    (0..4).for_each(|_| drop(gate.wait_inside()));
+    for _ in 0..4 {
+        gate.wait_inside();
+    }
     fs::remove_file(sandbox.lock()).expect("the lock is there");
     let finished = running.wait();
     finished.exited(76).says(&["a.lock", "lost"]);
@@ -237,7 +239,9 @@ fn c44_max_hold_ends_the_whole_tree_also_what_ignores_term() {
     let options = ["--max-hold", "1s", "--kill-after", "300ms"];
     let running = sandbox.withlock().args(options).lock().sh(tree_of_processes(&gate)).start();
     let begun = Instant::now();
-    (0..4).for_each(|_| drop(gate.wait_inside()));
+    for _ in 0..4 {
+        gate.wait_inside();
+    }
     let finished = running.wait();
     finished.exited(124).says(&["a.lock"]);
     assert!(finished.ended - begun >= Duration::from_millis(800), "{finished}");

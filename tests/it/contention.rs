@@ -16,7 +16,7 @@ fn count<'s>(sandbox: &'s Sandbox, processes: usize, rounds: usize, program: &st
     let start = |_| -> Run<'s> { sandbox.sh(&body).env("PROGRAM", program).env("WITHLOCK_LEAVE_OUT", steps) };
     let loops: Vec<_> = (0..processes).map(start).map(Run::start).collect();
     for finished in loops.into_iter().map(crate::harness::Running::wait) {
-        assert!(steps != "" || finished.code() == Some(0), "{finished}");
+        assert!(!steps.is_empty() || finished.code() == Some(0), "{finished}");
     }
     std::fs::read_to_string(sandbox.path("counter")).expect("a counter").trim().parse().unwrap_or(0)
 }

@@ -5,7 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -61,11 +61,6 @@ impl Fifo {
             .open(&path)
             .expect("a FIFO can be opened");
         Fifo { path, file, unread: Vec::new() }
-    }
-
-    /// Where it is.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
     }
 
     /// The path as text, for scripts.

@@ -13,16 +13,16 @@ mod sandbox;
 mod shipped;
 mod strace;
 
-pub(crate) use events::{DEADLINE, Fifo, Gate, Moments, eventually, never_during};
+pub(crate) use events::{Fifo, Gate, Moments, eventually, never_during};
 pub(crate) use files::{
-    Quarantined, Snapshot, age, blank_ages_ms, claims_in, inode, mtime, plant, plant_bytes, planted, record, set_mtime,
-    slots, tree, with_record,
+    Snapshot, age, blank_ages_ms, claims_in, inode, mtime, plant, plant_bytes, planted, record, set_mtime, slots, tree,
+    with_record,
 };
 pub(crate) use process::{
-    Process, asleep_in_flock, children, cpu_time, descendants, marked, process, send, send_to_group, status_field,
+    Process, asleep_in_flock, children, cpu_time, descendants, process, send, send_to_group, status_field,
 };
 pub(crate) use pty::Terminal;
-pub(crate) use run::{Finished, Run, Running};
+pub(crate) use run::{Run, Running};
 pub(crate) use sandbox::Sandbox;
 pub(crate) use shipped::shipped;
 pub(crate) use strace::{Call, calls};

@@ -78,8 +78,8 @@ impl<'s> Run<'s> {
         self
     }
 
-    /// As the user `nobody`.
-    pub(crate) fn as_nobody(self) -> Self {
+    /// Run by the user `nobody`.
+    pub(crate) fn run_by_nobody(self) -> Self {
         self.through(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"])
     }
 
@@ -187,10 +187,10 @@ impl Running {
     }
 
     /// Waits at most so long; gives it back if it still runs then.
-    pub(crate) fn wait_within(mut self, patience: Duration) -> Result<Finished, Running> {
+    pub(crate) fn wait_within(mut self, patience: Duration) -> Result<Finished, Box<Running>> {
         let ended = match self.ended.recv_timeout(patience) {
             Ok(ended) => ended,
-            Err(RecvTimeoutError::Timeout) => return Err(self),
+            Err(RecvTimeoutError::Timeout) => return Err(Box::new(self)),
             Err(RecvTimeoutError::Disconnected) => panic!("nobody waits for {}", self.shown),
         };
         let cpu = process::final_cpu_time(self.pid);
