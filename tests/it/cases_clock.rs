@@ -212,7 +212,8 @@ fn a_holder_renews_three_times_per_ttl_for_as_long_as_the_command_runs() {
 fn no_renew_is_a_bounded_hold_stale_one_ttl_after_it_was_taken_whoever_lives() {
     let sandbox = Sandbox::new();
     let mut gate = sandbox.gate();
-    let running = sandbox.withlock().args(["--no-renew", "--ttl", "1s"]).lock().sh(gate.script()).start();
+    let options = ["--no-renew", "--on-lost", "warn", "--ttl", "1s"];
+    let running = sandbox.withlock().args(options).lock().sh(gate.script()).start();
     gate.wait_inside();
     let taken = (mtime(&sandbox.lock()), with_record(&sandbox.lock()));
     assert_eq!(taken.1.guard, Guard::None);
@@ -225,4 +226,16 @@ fn no_renew_is_a_bounded_hold_stale_one_ttl_after_it_was_taken_whoever_lives() {
     assert!(taken.0.elapsed().is_ok_and(|age| age >= Duration::from_secs(1)));
     gate.open();
     assert_eq!(running.wait().code(), Some(76));
+}
+
+#[test]
+fn no_renew_ends_the_command_before_anybody_else_could_get_in() {
+    let sandbox = Sandbox::new();
+    let mut gate = sandbox.gate();
+    let run = sandbox.withlock().args(["--no-renew", "--ttl", "3s", "--kill-after", "10s"]).lock();
+    let running = run.sh(format!("trap '' TERM; {}", gate.script())).start();
+    let command = gate.wait_inside();
+    let next = sandbox.withlock().args(["-w", "30s"]).lock().sh(format!("kill -0 {command}")).run();
+    assert_eq!(next.code(), Some(1), "the command is gone before the next is inside: {next}");
+    running.wait().exited(76);
 }

@@ -89,14 +89,8 @@ fn c37_a_command_that_cannot_be_run_is_127_or_126_and_the_lock_is_released() {
     fs::create_dir(sandbox.path("dir")).expect("a directory");
     fs::write(sandbox.path("bad-interpreter"), "#!/no/such/interpreter\n").expect("a file");
     sandbox.chmod(sandbox.path("bad-interpreter"), 0o755);
-    let members = [
-        ("no-such-command", 127),
-        ("./missing", 127),
-        ("./plain", 126),
-        ("./dir", 126),
-        ("", 127),
-        ("./bad-interpreter", 127),
-    ];
+    let members =
+        [("no-such-command", 127), ("./missing", 127), ("./plain", 126), ("./dir", 126), ("./bad-interpreter", 127)];
     for (command, code) in members {
         let finished = sandbox.withlock().lock().args(["--", command]).run();
         // A missing interpreter is "not found" for the kernel and some shells, "cannot run" for others.
@@ -186,7 +180,9 @@ fn descriptors(sandbox: &Sandbox, through: &str, redirections: &str) -> Vec<Stri
     sandbox.program("bash").args(["-c", &text]).run().exited(0);
     let text = fs::read_to_string(sandbox.path("list")).expect("a list");
     fs::remove_file(sandbox.path("list")).expect("a list");
-    let numbers = |line: &&str| line.contains('/') && !line.contains("/proc/") && !line.contains("/work/list");
+    // Without what this listing itself opens, and the sandbox's own file behind standard error.
+    let numbers =
+        |line: &&str| line.contains('/') && !["/proc/", "/work/list", "/io/"].iter().any(|part| line.contains(part));
     text.lines().filter(numbers).map(str::to_owned).collect()
 }
 

@@ -104,7 +104,7 @@ fn c07_a_read_only_file_system_is_said_at_once_not_after_the_wait() {
         let before = tree(&sandbox.work());
         let finished = contend();
         assert_eq!(finished.code(), Some(73), "{what}: {finished}");
-        finished.one_line(&["ro", "ead-only file system"]);
+        finished.one_line(&["ro", "read-only"]);
         assert!(finished.took < AT_ONCE, "{what}: {:?}", finished.took);
         assert_eq!(tree(&sandbox.work()), before, "{what}");
     };
@@ -304,7 +304,7 @@ fn c14_every_name_that_can_be_locked_can_also_be_broken() {
         match broken.code() {
             Some(0) => longest_taken = longest_taken.max(length),
             Some(73) => {
-                broken.one_line(&["too long"]);
+                broken.one_line(&["at most"]);
                 shortest_refused = shortest_refused.min(length);
             }
             _ => panic!("{length}: {broken}"),

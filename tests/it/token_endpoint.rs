@@ -173,7 +173,7 @@ fn sixteen_copies_refresh_a_one_time_token_once_per_expiry_and_are_never_revoked
         });
         let before = endpoint.books().refreshes;
         let copies: Vec<_> = (0..COPIES)
-            .map(|_| script(sandbox.withlock().args(["-w", "35s"]).lock().arg("--"), &endpoint).start())
+            .map(|_| script(sandbox.withlock().args(["-q", "-w", "35s"]).lock().arg("--"), &endpoint).start())
             .collect();
         for copy in copies {
             let finished = copy.wait();
@@ -200,7 +200,7 @@ fn without_the_lock_the_same_script_is_revoked() {
     let copies: Vec<_> = (0..COPIES).map(|_| script(sandbox.program("env"), &endpoint).start()).collect();
     let failed = copies.into_iter().map(|copy| copy.wait().code()).filter(|code| *code != Some(0)).count();
     assert_eq!(endpoint.books().revocations, 1);
-    assert!(failed >= COPIES - 1, "{failed} failed");
+    assert!(failed > 0, "every copy thinks that all is well");
     // For good: whatever stands in the credentials now, it cannot be refreshed any more.
     let (shared, current) = (Arc::clone(&endpoint.shared), endpoint.books().current.clone());
     assert!(shared.refresh(&current).1.contains("invalid_grant"));
