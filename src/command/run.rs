@@ -153,7 +153,7 @@ impl Job<'_> {
         let now_ms = boot_ms();
         let granted_ms = held.as_ref().map_or(now_ms, |held| held.granted_boot_ms());
         let pid = program.spawn(self.on_entry).map_err(|errno| NotRun { errno, argv0: argv[0].clone() })?;
-        Ok(supervise(pid, Machine::new(terms, granted_ms, now_ms), self.signals, held))
+        Ok(supervise(pid, Machine::new(terms, granted_ms, now_ms), self.signals, &self.plan.lock, held))
     }
 
     fn program(&self, argv: &[OsString], mode: &Mode) -> Result<Program, Errno> {
