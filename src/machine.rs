@@ -143,6 +143,7 @@ pub struct Machine {
     /// Boot clock at the beginning of the grant.
     started_ms: u64,
     last_confirmed_ms: u64,
+    renewal_begun_ms: u64,
     next_renewal_ms: u64,
     next_look_ms: u64,
     stopped: bool,
@@ -170,6 +171,7 @@ impl Machine {
             terms,
             started_ms: now_ms,
             last_confirmed_ms: granted_boot_ms,
+            renewal_begun_ms: granted_boot_ms,
             next_renewal_ms: granted_boot_ms.saturating_add(terms.ttl_ms.map_or(u64::MAX, renew_every_ms)),
             next_look_ms: now_ms + LOOK_EVERY_MS,
             stopped: false,
@@ -279,7 +281,7 @@ impl Machine {
             number::CONT => {
                 let mut actions = Vec::new();
                 if self.keeps_lease() && self.terms.renew {
-                    self.next_renewal_ms = now_ms;
+                    self.renewal_begun_ms = now_ms;
                     actions.push(Action::Renew);
                 }
                 if self.stopped {
@@ -318,7 +320,14 @@ impl Machine {
             let line = format!("the command has run for {}, its --max-hold: ending it", crate::text::duration(hold_ms));
             return self.end_command(Ending::MaxHold, self.terms.kill_after_ms, line, now_ms);
         }
-        if self.give_up_ms().is_some_and(|give_up_ms| now_ms >= give_up_ms) {
+        if let Some(give_up_ms) = self.give_up_ms()
+            && now_ms >= give_up_ms
+        {
+            // Who wakes from a suspend renews first: as likely as not nobody else came meanwhile.
+            if self.terms.renew && self.renewal_begun_ms < give_up_ms {
+                self.renewal_begun_ms = now_ms;
+                return vec![Action::Renew];
+            }
             return self.give_up(now_ms);
         }
         self.keep_lease(now_ms)
@@ -329,6 +338,7 @@ impl Machine {
             return Vec::new();
         }
         if self.terms.renew && now_ms >= self.next_renewal_ms {
+            self.renewal_begun_ms = now_ms;
             return vec![Action::Renew];
         }
         if now_ms >= self.next_look_ms {
@@ -343,7 +353,8 @@ impl Machine {
         self.next_look_ms = now_ms + LOOK_EVERY_MS;
         match renewal {
             Renewal::Confirmed => {
-                self.last_confirmed_ms = now_ms;
+                // The stamp was set at some time after the renewal was begun: we may have stalled since.
+                self.last_confirmed_ms = self.renewal_begun_ms;
                 self.next_renewal_ms = now_ms.saturating_add(renew_every_ms(ttl_ms));
                 self.warned = false;
                 Vec::new()
@@ -392,7 +403,8 @@ impl Machine {
         match self.terms.on_lost {
             OnLost::Warn => vec![Action::Say(format!("{line}; the command goes on"))],
             OnLost::Terminate => {
-                let grace_ms = kill_grace_ms(ttl_ms, self.terms.kill_after_ms);
+                // A quarter less, so that KILL has done its work before the lease is over.
+                let grace_ms = kill_grace_ms(ttl_ms, self.terms.kill_after_ms) / 4 * 3;
                 self.end_command(Ending::Lost, grace_ms, format!("{line}; ending the command"), now_ms)
             }
         }
@@ -503,6 +515,9 @@ mod tests {
         let mut machine = machine(|terms| terms.may_be_unseen = true);
         machine.step(Event::Renewed(Renewal::Failed("x".into())), 20_000);
         assert_eq!(machine.step(Event::Tick, 49_999), [Action::Renew]);
+        machine.step(Event::Renewed(Renewal::Failed("x".into())), 49_999);
+        assert_eq!(machine.step(Event::Tick, 50_000), [Action::Renew], "a last time");
+        machine.step(Event::Renewed(Renewal::Failed("x".into())), 50_000);
         let actions = machine.step(Event::Tick, 50_000);
         assert_eq!(
             actions,
@@ -512,10 +527,31 @@ mod tests {
                 Action::SignalTree(number::CONT)
             ]
         );
-        assert!(machine.step(Event::Tick, 60_000).contains(&Action::SignalTree(number::KILL)));
-        machine.step(Event::Command(Change::Killed(number::KILL)), 60_001);
-        assert_eq!(machine.step(Event::TreeLeft(0), 60_002), [Action::Finish]);
+        assert!(!machine.step(Event::Tick, 57_499).contains(&Action::SignalTree(number::KILL)));
+        assert!(machine.step(Event::Tick, 57_500).contains(&Action::SignalTree(number::KILL)), "well before its end");
+        machine.step(Event::Command(Change::Killed(number::KILL)), 57_501);
+        assert_eq!(machine.step(Event::TreeLeft(0), 57_502), [Action::Finish]);
         assert_eq!(machine.outcome(), Some(Outcome { code: 76, lost: false }));
+    }
+
+    #[test]
+    fn whoever_wakes_after_the_lease_was_over_renews_first_and_goes_on_if_that_is_confirmed() {
+        let mut machine = machine(|terms| terms.may_be_unseen = true);
+        assert_eq!(machine.step(Event::Tick, 3_600_000), [Action::Renew]);
+        assert_eq!(machine.step(Event::Renewed(Renewal::Confirmed), 3_600_005), []);
+        assert_eq!(machine.step(Event::Tick, 3_600_006), [], "nothing is due");
+    }
+
+    #[test]
+    fn a_lease_counts_from_before_its_renewal_was_begun() {
+        let mut machine = machine(|terms| terms.may_be_unseen = true);
+        assert_eq!(machine.step(Event::Tick, 20_000), [Action::Renew]);
+        // The renewal, or we after it, stalled for 30 s: the stamp may be as old as that.
+        machine.step(Event::Renewed(Renewal::Confirmed), 50_000);
+        assert_eq!(machine.step(Event::Tick, 69_999), [Action::Look]);
+        assert_eq!(machine.step(Event::Tick, 70_000), [Action::Renew]);
+        machine.step(Event::Renewed(Renewal::Failed("x".into())), 70_000);
+        assert!(matches!(machine.step(Event::Tick, 70_001)[..], [Action::Say(_), ..]));
     }
 
     #[test]

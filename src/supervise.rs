@@ -1,6 +1,7 @@
 //! Poll → event → machine → perform. Decides nothing.
 
 use std::collections::HashSet;
+use std::ffi::OsStr;
 
 use crate::machine::{Action, Event, Machine, Outcome};
 use crate::store::Held;
@@ -9,13 +10,21 @@ use crate::sys::output::complain;
 use crate::sys::process::{self, descendants, next_change};
 use crate::sys::signal::{Signals, stop_self};
 use crate::sys::timer::Waiter;
+use crate::text::Shown;
 
 /// Watches over COMMAND until it, or, where it must be ended, all of its tree, has ended.
 ///
-/// `held` is the lock that is kept for it, if any. It is not released here.
-pub fn supervise(command_pid: i32, machine: Machine, signals: &Signals, held: Option<&mut Box<dyn Held>>) -> Outcome {
+/// `held` is the lock that is kept for it, if any. It is not released here. `lock` is its name as the
+/// user gave it, for messages.
+pub fn supervise(
+    command_pid: i32,
+    machine: Machine,
+    signals: &Signals,
+    lock: &OsStr,
+    held: Option<&mut Box<dyn Held>>,
+) -> Outcome {
     let mut supervisor =
-        Supervisor { command_pid, started: None, machine, held, named: HashSet::new(), finished: None };
+        Supervisor { command_pid, started: None, machine, lock, held, named: HashSet::new(), finished: None };
     let mut waiter = Waiter::new();
     loop {
         while let Some((pid, change)) = next_change() {
@@ -59,6 +68,7 @@ struct Supervisor<'a> {
     /// process had before.
     started: Option<u64>,
     machine: Machine,
+    lock: &'a OsStr,
     held: Option<&'a mut Box<dyn Held>>,
     /// Processes that we may not signal, and have said so.
     named: HashSet<i32>,
@@ -84,7 +94,7 @@ impl Supervisor<'_> {
             }
             Action::SignalTree(signal) => events.push(Event::TreeLeft(self.signal_tree(signal))),
             Action::StopSelf(signal) => stop_self(signal),
-            Action::Say(line) => complain(&line),
+            Action::Say(line) => complain(&format!("{}: {line}", Shown::os(self.lock))),
             Action::Finish => self.finished = self.machine.outcome(),
         }
     }
@@ -99,7 +109,7 @@ impl Supervisor<'_> {
                 Ok(()) => left += 1,
                 Err(crate::sys::Errno::EPERM) => {
                     if self.named.insert(descendant.pid) {
-                        let command = crate::text::Shown::os(&descendant.command);
+                        let command = Shown::os(&descendant.command);
                         complain(&format!("no permission to end process {} ({command})", descendant.pid));
                     }
                 }

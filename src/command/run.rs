@@ -78,7 +78,7 @@ impl Started {
     /// Watches over COMMAND to its end, and releases.
     pub(super) fn finish(self) -> u8 {
         let Started { job, mut held, spawned } = self;
-        let outcome = spawned.map(|running| running.supervise(&job.signals, Some(&mut held)));
+        let outcome = spawned.map(|running| running.supervise(&job, Some(&mut held)));
         job.end(held, outcome)
     }
 }
@@ -177,7 +177,7 @@ impl Job {
 
     fn supervised(&self, argv: &[OsString], mode: &Mode, held: Option<&mut Box<dyn Held>>) -> Result<Outcome, NotRun> {
         let running = self.spawn(argv, mode, held.as_ref().map(|held| held.as_ref()))?;
-        Ok(running.supervise(&self.signals, held))
+        Ok(running.supervise(self, held))
     }
 
     fn spawn(&self, argv: &[OsString], mode: &Mode, held: Option<&dyn Held>) -> Result<Running, NotRun> {
@@ -272,8 +272,8 @@ struct Running {
 }
 
 impl Running {
-    fn supervise(self, signals: &Signals, held: Option<&mut Box<dyn Held>>) -> Outcome {
-        supervise(self.pid, self.machine, signals, held)
+    fn supervise(self, job: &Job, held: Option<&mut Box<dyn Held>>) -> Outcome {
+        supervise(self.pid, self.machine, &job.signals, &job.plan.lock, held)
     }
 }
 

@@ -15,6 +15,7 @@ use crate::sys::process::Who;
 use crate::sys::signal::OnEntry;
 use crate::sys::sleep::{Sleeper, Slept};
 use crate::sys::{Errno, random, sleep};
+use crate::text::duration;
 
 use super::end::{Basis, End, Ending, VETO_PATIENCE_MS, end, take_guard};
 use super::held::{FileHeld, Mine};
@@ -181,7 +182,10 @@ impl FileStore {
             Verdict::Stale { .. } if unchanged_ms > epoch.ttl_ms() => Basis::Unchanged,
             Verdict::Stale { .. } => Basis::Age,
             Verdict::Fresh { .. } if offer.evict_dead && self.is_dead(&epoch) => Basis::DeadHolder,
-            Verdict::Fresh { remaining_ms } => return Ok(self.busy(epoch, Some(remaining_ms), remaining_ms, None)),
+            Verdict::Fresh { remaining_ms } => {
+                let note = from_the_future(&epoch);
+                return Ok(self.busy(epoch, Some(remaining_ms), remaining_ms, note));
+            }
         };
         let ending = Ending {
             judged: &epoch,
@@ -265,6 +269,17 @@ impl FileStore {
             Ok(())
         }
     }
+}
+
+/// Words about a time stamp that no age can be told from.
+fn from_the_future(epoch: &Epoch) -> Option<String> {
+    // Less may be the difference between the clocks of two hosts.
+    const NOTABLE_MS: u64 = 1_000;
+    let ahead_ms = u64::try_from(epoch.mtime().since_ms(wall())).ok().filter(|ahead_ms| *ahead_ms > NOTABLE_MS)?;
+    let (ahead, ttl) = (duration(ahead_ms), duration(epoch.ttl_ms()));
+    Some(format!(
+        "its time stamp is {ahead} in the future: only who waits longer than its ttl, {ttl}, can find it stale"
+    ))
 }
 
 enum Turn {

@@ -165,10 +165,12 @@ impl FileHeld {
     pub(super) fn release_to(&self, slot: &SlotName, known: Known) -> Result<Option<String>, NotReleased> {
         let until_ms = boot_ms() + RELEASE_PATIENCE_MS;
         loop {
+            // Decided by when the try began: one that stalled says little of what is there now.
+            let is_last = boot_ms() >= until_ms;
             match self.try_release(slot, &known) {
                 Ok(Released::Yes(remark)) => return Ok(remark),
                 Ok(Released::NotOurs(found)) => return Err(NotReleased::Lost(found)),
-                Ok(Released::NotYet(_)) | Err(_) if boot_ms() < until_ms => sleep::pause(50),
+                Ok(Released::NotYet(_)) | Err(_) if !is_last => sleep::pause(50),
                 Ok(Released::NotYet(why)) => {
                     return Err(NotReleased::Failed(super::Fault::NotPermitted {
                         path: self.place.shown().to_vec(),

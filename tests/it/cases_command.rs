@@ -1,0 +1,417 @@
+//! Faults that others had: what the command sees of the wrapper, and what its end means.
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use crate::harness::{Sandbox, age, eventually, inode, plant, planted, record, send, slots, with_record};
+
+#[test]
+fn c37_the_commands_status_is_passed_on_unchanged() {
+    let sandbox = Sandbox::new();
+    for code in [0, 1, 2, 64, 75, 76, 77, 124, 125, 126, 127, 128, 200, 255] {
+        sandbox.withlock().lock().sh(format!("exit {code}")).run().exited(code).silent();
+    }
+    for signal in [1, 2, 3, 6, 8, 9, 11, 13, 14, 15, 31, 34, 50, 64] {
+        let finished = sandbox.withlock().lock().sh(format!("kill -{signal} $$; exit 99")).run();
+        finished.exited(128 + signal).silent();
+        assert!(sandbox.names().is_empty());
+    }
+}
+
+#[test]
+fn c37_held_and_failed_are_told_apart_and_the_code_for_held_can_be_chosen() {
+    let sandbox = Sandbox::new();
+    plant(&sandbox.lock(), &planted(3_600_000), 0);
+    let held = |options: &[&str]| sandbox.withlock().args(options).lock().args(["--", "true"]).run();
+    held(&["-n"]).exited(75).one_line(&["a.lock", "dead-job", "withlock inspect"]);
+    held(&["-w", "50ms"]).exited(75);
+    for code in [0, 1, 42, 255] {
+        held(&["-n", "-E", &code.to_string()]).exited(code);
+        held(&["-n", &format!("--conflict-exit-code={code}")]).exited(code);
+    }
+}
+
+#[test]
+fn c37_nonsense_is_a_usage_error_before_anything_is_created_or_run() {
+    let sandbox = Sandbox::new();
+    let options: [&[&str]; 22] = [
+        &["-E", "600"],
+        &["-E", "256"],
+        &["-E", "-1"],
+        &["-E", "x"],
+        &["-E", ""],
+        &["-w", "-1"],
+        &["-w", "soon"],
+        &["-w", "1e999"],
+        &["-w", "99999999999999999999999"],
+        &["-w", ""],
+        &["-w", "nan"],
+        &["-n", "-w", "1"],
+        &["--ttl", "0"],
+        &["--ttl", "999ms"],
+        &["--ttl", "-5"],
+        &["--mode", "999"],
+        &["--mode", "77777"],
+        &["--max-hold", "x"],
+        &["--kill-after", "1 fortnight"],
+        &["--on-busy", "panic"],
+        &["--on-lost", "cry"],
+        &["--no-such-option"],
+    ];
+    for option in options {
+        let finished = sandbox.withlock().args(option).lock().args(["--", "touch", "ran"]).run();
+        assert_eq!(finished.code(), Some(64), "{option:?}: {finished}");
+        finished.one_line(&[]);
+        assert!(sandbox.names().is_empty(), "{option:?}");
+    }
+    for argv in [
+        &[][..],
+        &["a.lock"],
+        &["a.lock", "--"],
+        &["-c", "true"],
+        &["a.lock", ""],
+        &["a.lock", "-c", "true", "--", "true"],
+    ] {
+        let finished = sandbox.withlock().args(argv).run();
+        assert_eq!(finished.code(), Some(64), "{argv:?}: {finished}");
+        assert!(sandbox.names().is_empty(), "{argv:?}");
+    }
+}
+
+#[test]
+fn c37_a_command_that_cannot_be_run_is_127_or_126_and_the_lock_is_released() {
+    let sandbox = Sandbox::new();
+    fs::write(sandbox.path("plain"), "echo hello\n").expect("a file");
+    sandbox.chmod(sandbox.path("plain"), 0o644);
+    fs::create_dir(sandbox.path("dir")).expect("a directory");
+    fs::write(sandbox.path("bad-interpreter"), "#!/no/such/interpreter\n").expect("a file");
+    sandbox.chmod(sandbox.path("bad-interpreter"), 0o755);
+    let members =
+        [("no-such-command", 127), ("./missing", 127), ("./plain", 126), ("./dir", 126), ("./bad-interpreter", 127)];
+    for (command, code) in members {
+        let finished = sandbox.withlock().lock().args(["--", command]).run();
+        // A missing interpreter is "not found" for the kernel and some shells, "cannot run" for others.
+        let codes = if command == "./bad-interpreter" { vec![126, 127] } else { vec![code] };
+        assert!(codes.contains(&finished.code().expect("a code")), "{command:?}: {finished}");
+        finished.one_line(&[command]);
+        assert!(!sandbox.lock().exists() && slots(&sandbox.lock()).is_empty(), "{command:?}");
+    }
+}
+
+#[test]
+fn a_script_without_an_interpreter_line_runs_as_from_a_shell() {
+    let sandbox = Sandbox::new();
+    fs::write(sandbox.path("script"), "echo \"$0|$1|$#\"\nexit 5\n").expect("a file");
+    sandbox.chmod(sandbox.path("script"), 0o755);
+    let finished = sandbox.withlock().lock().args(["--", "./script", "a b"]).run();
+    finished.exited(5).silent();
+    assert_eq!(finished.out(), "./script|a b|1\n");
+}
+
+#[test]
+fn a_command_line_reads_as_flock_users_write_it() {
+    let sandbox = Sandbox::new();
+    for run in [
+        sandbox.withlock().lock().args(["echo", "-n", "hi"]),
+        sandbox.withlock().lock().args(["--", "echo", "-n", "hi"]),
+        sandbox.withlock().lock().args(["-c", "echo -n hi"]),
+        sandbox.withlock().args(["--nonblock"]).lock().args(["--command", "echo -n hi"]),
+        sandbox.withlock().args(["--nb"]).lock().args(["printf", "hi"]),
+        sandbox.withlock().args(["--timeout", "1.5"]).lock().args(["printf", "hi"]),
+        sandbox.withlock().args(["--no-wait"]).lock().args(["printf", "%s", "hi"]),
+        sandbox.withlock().args(["-w1m30s"]).lock().args(["printf", "%s", "hi"]),
+    ] {
+        let finished = run.run();
+        finished.exited(0).silent();
+        assert!(finished.out() == "hi" || finished.out() == "-n hi\n", "{finished}");
+    }
+}
+
+#[test]
+fn c38_the_lock_is_released_when_the_direct_child_ends_whoever_lives_on() {
+    let sandbox = Sandbox::new();
+    let mut gate = sandbox.gate();
+    // A background child keeps every descriptor that it was given, the guard's too.
+    let mut end = sandbox.gate();
+    let body = format!("sh -c '{}' & {}", gate.script(), end.wait());
+    let running = sandbox.withlock().lock().sh(body).start();
+    let survivor = gate.wait_inside();
+    let waiter = sandbox.withlock().args(["-w", "1h"]).lock().args(["--", "true"]).start();
+    waiter.wait_asleep_in_flock();
+    end.open();
+    running.wait().exited(0).silent();
+    waiter.wait().exited(0);
+    sandbox.withlock().arg("-n").lock().args(["--", "true"]).run().exited(0).silent();
+    assert!(crate::harness::process(survivor).is_some_and(|process| process.state != 'Z'), "the child lives on");
+    gate.open();
+}
+
+#[test]
+fn c38_a_command_substitution_does_not_wait_for_a_silent_daemon() {
+    let sandbox = Sandbox::new();
+    let text = "out=$(\"$WL\" \"$L\" -- sh -c 'sleep 1000 >/dev/null 2>&1 & echo hi'); echo \"[$out]\"";
+    let finished = sandbox.sh(text).run();
+    finished.exited(0).silent();
+    assert_eq!(finished.out(), "[hi]\n");
+}
+
+#[test]
+fn c38_the_callers_own_descriptors_pass_through() {
+    let sandbox = Sandbox::new();
+    // bash can use descriptors above 9.
+    let text = "exec 3>three 7>seven 9<source 42>answer 200>flock-habit; \"$WL\" \"$L\" -- \
+                bash -c 'echo 3 >&3; echo 7 >&7; cat <&9; echo 42 >&42; echo 200 >&200'";
+    fs::write(sandbox.path("source"), "from nine\n").expect("a file");
+    let finished = sandbox.program("bash").args(["-c", text]).run();
+    finished.exited(0).silent();
+    assert_eq!(finished.out(), "from nine\n");
+    for (name, content) in [("three", "3\n"), ("seven", "7\n"), ("answer", "42\n"), ("flock-habit", "200\n")] {
+        assert_eq!(fs::read_to_string(sandbox.path(name)).expect("written"), content);
+    }
+}
+
+/// The descriptors that a command sees, as "number target", the listing's own left out.
+fn descriptors(sandbox: &Sandbox, through: &str, redirections: &str) -> Vec<String> {
+    let list = "for fd in /proc/self/fd/*; do echo \"${fd##*/} $(readlink $fd)\"; done >list";
+    let text = format!("{through} bash -c '{list}' {redirections}");
+    sandbox.program("bash").args(["-c", &text]).run().exited(0);
+    let text = fs::read_to_string(sandbox.path("list")).expect("a list");
+    fs::remove_file(sandbox.path("list")).expect("a list");
+    // Without what this listing itself opens, and the sandbox's own file behind standard error.
+    let numbers =
+        |line: &&str| line.contains('/') && !["/proc/", "/work/list", "/io/"].iter().any(|part| line.contains(part));
+    text.lines().filter(numbers).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_command_has_the_descriptors_it_would_have_without_the_wrapper_and_at_most_the_guard_besides() {
+    let sandbox = Sandbox::new();
+    let plain = "\"$WL\" \"$L\" --";
+    for redirections in ["</dev/null", "<&-", "2>&-", "<&- 2>&-", "5</etc/passwd 11</etc/group", "<&- 3</etc/passwd"] {
+        let bare = descriptors(&sandbox, "", redirections);
+        let closed = descriptors(&sandbox, "\"$WL\" --close \"$L\" --", redirections);
+        assert_eq!(closed, bare, "--close, {redirections}");
+        let mut inherited = descriptors(&sandbox, plain, redirections);
+        let guard = inherited.iter().position(|line| line.ends_with("a.lock")).expect("the guard is inherited");
+        let number: u32 = inherited.remove(guard).split(' ').next().expect("a number").parse().expect("a number");
+        assert!(number > 9, "scripts use the low numbers: {number}");
+        assert_eq!(inherited, bare, "{redirections}");
+    }
+}
+
+#[test]
+fn c39_when_the_wrapper_is_killed_the_command_keeps_others_out_until_it_ends() {
+    let sandbox = Sandbox::new();
+    let mut gate = sandbox.gate();
+    let running = sandbox.withlock().args(["--ttl", "1s"]).lock().sh(gate.script()).start();
+    let command = gate.wait_inside();
+    let held = with_record(&sandbox.lock());
+    running.send(Signal::SIGKILL);
+    assert_eq!(running.wait().signal(), Some(9));
+    age(&sandbox.lock(), 3_600_000);
+    for wait in [["-w", "0"], ["-w", "1500ms"]] {
+        sandbox.withlock().args(wait).lock().args(["--", "true"]).run().exited(75);
+    }
+    assert_eq!(record(&sandbox.lock()).map(|record| record.nonce), Some(held.nonce));
+    assert_eq!(sandbox.names(), ["a.lock"], "no try leaves a slot");
+    let waiter = sandbox.withlock().args(["-w", "1h"]).lock().args(["--", "true"]).start();
+    waiter.wait_asleep_in_flock();
+    let ended = Instant::now();
+    gate.open();
+    let finished = waiter.wait();
+    finished.exited(0);
+    assert!(finished.ended - ended < Duration::from_secs(2), "woken by the guard: {:?}", finished.ended - ended);
+    assert!(crate::harness::process(command).is_none_or(|process| process.state == 'Z'));
+    assert_eq!(slots(&sandbox.lock()).len(), 1);
+}
+
+#[test]
+fn c39_without_an_inherited_guard_a_second_copy_runs_beside_the_orphaned_command() {
+    // The negative control: the guard left out of the protocol, or not handed on by --close.
+    for (leave_out, option) in [("guard", "--quiet"), ("", "--close")] {
+        let sandbox = Sandbox::new();
+        let mut gate = sandbox.gate();
+        let run = sandbox.withlock().leave_out(leave_out).args([option, "--ttl", "1s"]).lock();
+        let running = run.sh(gate.script()).start();
+        let command = gate.wait_inside();
+        running.send(Signal::SIGKILL);
+        running.wait();
+        age(&sandbox.lock(), 3_600_000);
+        sandbox.withlock().arg("-n").lock().args(["--", "true"]).run().exited(0);
+        assert!(crate::harness::process(command).is_some_and(|process| process.state != 'Z'));
+    }
+}
+
+#[test]
+fn c41_standard_input_belongs_to_the_command_to_the_last_byte() {
+    let sandbox = Sandbox::new();
+    let data: Vec<u8> = (0..200_000_u32).map(|at| at.to_le_bytes()[at as usize % 4]).collect();
+    let finished = sandbox.withlock().arg("-v").lock().args(["--", "cat"]).input(&data).run();
+    finished.exited(0);
+    assert!(finished.stdout == data);
+    // Two commands, one after the other, share one input: neither wrapper reads ahead.
+    let text = "\"$WL\" \"$L\" -- head -c 3; \"$WL\" \"$L\" -- cat";
+    assert_eq!(sandbox.sh(text).input(b"abcdef").run().exited(0).out(), "abcdef");
+}
+
+#[test]
+fn c41_nothing_is_read_from_or_printed_to_what_belongs_to_the_command_while_it_waits() {
+    let sandbox = Sandbox::new();
+    let mut gate = sandbox.gate();
+    let holder = sandbox.withlock().lock().sh(gate.script()).start();
+    gate.wait_inside();
+    let waiter = sandbox.withlock().args(["-v", "-w", "1h"]).lock().args(["--", "cat"]).input(b"mine").start();
+    waiter.wait_asleep_in_flock();
+    gate.open();
+    holder.wait().exited(0);
+    let finished = waiter.wait();
+    assert_eq!(finished.exited(0).out(), "mine");
+    // Nor when it fails, whatever the reason.
+    plant(&sandbox.lock(), &planted(3_600_000), 0);
+    for options in [&["-v", "-n"][..], &["-n", "--on-busy", "skip"], &["-w", "10ms"], &["--ttl", "x"]] {
+        let failed = sandbox.withlock().args(options).lock().args(["--", "cat"]).input(b"mine").run();
+        assert_eq!(failed.out(), "", "{options:?}");
+    }
+}
+
+#[test]
+fn output_that_cannot_be_written_never_panics_and_never_leaks_the_lock() {
+    let sandbox = Sandbox::new();
+    for redirection in ["2>/dev/full", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"] {
+        let run = |options: &str, code: u8| {
+            let text = format!("\"$WL\" {options} \"$L\" -- sh -c 'exit 5' {redirection}");
+            sandbox.sh(text).run().exited(code);
+            assert!(!sandbox.lock().exists() || code == 75, "{options} {redirection}");
+        };
+        run("-v", 5);
+        plant(&sandbox.lock(), &planted(3_600_000), 0);
+        run("-n", 75);
+        fs::remove_file(sandbox.lock()).expect("the planted lock");
+    }
+    // A reader that has gone away.
+    let text = "\"$WL\" -v \"$L\" -- sh -c 'exit 5' 2>&1 >/dev/null | exec true";
+    sandbox.sh(text).run();
+    eventually("the lock is released", || if sandbox.lock().exists() { Err(sandbox.names()) } else { Ok(()) });
+}
+
+#[test]
+fn c42_a_lock_taken_again_below_itself_is_refused_at_once() {
+    let sandbox = Sandbox::new();
+    let finished = sandbox.withlock().lock().sh("\"$WL\" -w 1h \"$L\" -- touch ran").run();
+    finished.exited(78).one_line(&["a.lock"]);
+    assert!(finished.took < Duration::from_secs(10));
+    // Deeper, through another lock, by another name for the same path, and from a background child.
+    for again in [
+        "\"$WL\" b.lock -- \"$WL\" -w 1h \"$L\" -- touch ran",
+        "\"$WL\" -w 1h ./a.lock -- touch ran",
+        "ln -s . here; \"$WL\" -w 1h here/a.lock -- touch ran",
+        "(\"$WL\" -w 1h \"$L\" -- touch ran) & wait $!",
+    ] {
+        let finished = sandbox.withlock().lock().sh(again).run();
+        assert_eq!(finished.code(), Some(78), "{again}: {finished}");
+    }
+    assert!(!sandbox.path("ran").exists());
+    // Another lock is another lock.
+    sandbox.withlock().lock().sh("\"$WL\" b.lock -- true").run().exited(0).silent();
+}
+
+#[test]
+fn c42_a_lock_is_re_entered_on_request_and_released_by_the_outer_holder_only() {
+    let sandbox = Sandbox::new();
+    let body = "\"$WL\" --reentrant -n \"$L\" -- sh -c 'ls; exit 7'; code=$?; ls; exit $code";
+    let finished = sandbox.withlock().lock().sh(body).run();
+    finished.exited(7).silent();
+    assert_eq!(finished.out(), "a.lock\na.lock\n", "still held after the inner one ended");
+    assert!(sandbox.names().is_empty());
+}
+
+#[test]
+fn c42_the_variable_is_no_bypass_for_a_process_that_outlived_the_hold() {
+    let sandbox = Sandbox::new();
+    let mut gate = sandbox.gate();
+    let mut inner = sandbox.gate();
+    // A background process that keeps the environment of a hold that has ended.
+    let survivor = format!("{}; \"$WL\" --reentrant -n \"$L\" -- touch ran; echo $? >code", gate.script());
+    let finished = sandbox.withlock().lock().sh(format!("sh -c '{survivor}' >/dev/null 2>&1 & exit 0")).run();
+    finished.exited(0);
+    gate.wait_inside();
+    let holder = sandbox.withlock().lock().sh(inner.script()).start();
+    inner.wait_inside();
+    gate.open();
+    let code = eventually("it has tried", || {
+        let text = fs::read_to_string(sandbox.path("code")).unwrap_or_default();
+        if text.ends_with('\n') { Ok(text) } else { Err(text) }
+    });
+    assert_eq!(code.trim(), "75");
+    assert!(!sandbox.path("ran").exists());
+    inner.open();
+    holder.wait().exited(0);
+}
+
+#[test]
+fn the_command_learns_lock_nonce_and_mode_from_its_environment() {
+    let sandbox = Sandbox::new();
+    let print =
+        "cat \"$L\"; echo \"$WITHLOCK_LOCK|$WITHLOCK_NONCE|$WITHLOCK_MODE|$WITHLOCK_HELD|${WITHLOCK_FENCE-unset}\"";
+    let finished =
+        sandbox.withlock().env("WITHLOCK_MODE", "forged").env("WITHLOCK_NONCE", "forged").arg("a.lock").sh(print).run();
+    finished.exited(0).silent();
+    let out = finished.out();
+    let (line, seen) = out.trim_end().rsplit_once('\n').expect("two lines");
+    let nonce = serde_json::from_str::<serde_json::Value>(line).expect("a record")["nonce"].clone();
+    let nonce = nonce.as_str().expect("a nonce");
+    assert_eq!(seen, format!("{}|{nonce}|locked|{nonce}|unset", sandbox.lock().display()));
+    assert!(sandbox.lock().as_os_str().as_bytes().starts_with(b"/"));
+}
+
+#[test]
+fn on_busy_run_goes_on_without_the_lock_and_says_so_to_the_command() {
+    let sandbox = Sandbox::new();
+    plant(&sandbox.lock(), &planted(3_600_000), 0);
+    let before = inode(&sandbox.lock());
+    let print = "echo \"$WITHLOCK_MODE|${WITHLOCK_NONCE-unset}|${WITHLOCK_HELD-unset}\"; exit 4";
+    let finished =
+        sandbox.withlock().args(["-n", "--on-busy", "run"]).env("WITHLOCK_NONCE", "forged").lock().sh(print).run();
+    finished.exited(4);
+    assert_eq!(finished.out(), "degraded|unset|unset\n");
+    assert_eq!(inode(&sandbox.lock()), before);
+}
+
+#[test]
+fn the_command_stays_in_the_wrappers_group_and_session_with_its_directory_and_umask() {
+    let sandbox = Sandbox::new();
+    let print = "pwd; umask; ulimit -n; cut -d' ' -f5,6,7 /proc/$$/stat";
+    let text =
+        |through: &str| format!("cd /usr; umask 027; ulimit -n 333; {through} sh -c \"{}\"", print.replace('$', "\\$"));
+    let bare = sandbox.sh(text("")).own_group().run();
+    let wrapped = sandbox.sh(text("\"$WL\" \"$L\" --")).own_group().run();
+    wrapped.exited(0).silent();
+    // The process group is each run's own: the leader is the shell that was started.
+    let fields = |out: String| {
+        let mut lines: Vec<String> = out.lines().map(str::to_owned).collect();
+        let last = lines.pop().expect("a line");
+        let mut ids = last.split(' ').map(str::to_owned);
+        (lines, ids.next(), ids.collect::<Vec<_>>())
+    };
+    let (bare, wrapped_fields) = (fields(bare.out()), fields(wrapped.out()));
+    assert_eq!((bare.0, bare.2), (wrapped_fields.0, wrapped_fields.2));
+}
+
+#[test]
+fn a_real_stop_of_the_command_alone_does_not_hang_the_wrapper() {
+    let sandbox = Sandbox::new();
+    let mut gate = sandbox.gate();
+    let running = sandbox.withlock().lock().sh(gate.script()).start();
+    let command = gate.wait_inside();
+    send(command, Signal::SIGSTOP);
+    eventually("the command is stopped", || match crate::harness::process(command) {
+        Some(process) if process.state == 'T' => Ok(()),
+        other => Err(other),
+    });
+    send(command, Signal::SIGCONT);
+    gate.open();
+    running.wait().exited(0).silent();
+}
