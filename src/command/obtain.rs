@@ -8,6 +8,7 @@ use crate::record::Nonce;
 use crate::report::BusyLock;
 use crate::store::{Attempt, Busy, Fault, Held, Offer, Store};
 use crate::sys::clock::{boot_ms, wall_ms};
+use crate::sys::lookout::Word;
 use crate::sys::{output, process, user};
 use crate::text::duration;
 
@@ -71,9 +72,9 @@ pub(super) fn obtain(
             }
             Patience::AtMost(most_ms) => most_ms - waited_ms,
         };
-        notice.show(&busy, lock, waited_ms);
-        let next_word_ms = notice.next_ms(waited_ms);
-        store.wait(left_ms.min(busy.look_again_ms).min(next_word_ms))?;
+        let next_ms = notice.show(&busy, lock, waited_ms);
+        let word = notice.word(&busy, lock, began_ms);
+        notice.said |= store.wait(&busy, left_ms.min(next_ms), word)?;
     }
 }
 
@@ -85,29 +86,27 @@ struct Notice {
 }
 
 impl Notice {
-    fn show(&mut self, busy: &Busy, lock: &OsString, waited_ms: u64) {
-        if self.quiet || waited_ms < SPEAK_AFTER_MS {
-            return;
+    /// On a terminal: shows or renews the line if it is due. How long until it is again.
+    fn show(&mut self, busy: &Busy, lock: &OsString, waited_ms: u64) -> u64 {
+        if self.quiet || !*self.is_terminal.get_or_insert_with(output::is_terminal) {
+            return u64::MAX;
         }
-        let is_terminal = *self.is_terminal.get_or_insert_with(output::is_terminal);
-        if is_terminal {
-            let line = busy_line(busy, lock, &format!("waiting for {}, held", duration(waited_ms)));
-            output::raw(format!("\r\x1b[Kwithlock: {line}").as_bytes());
-        } else if !self.said {
-            output::complain(&busy_line(busy, lock, "waiting, held"));
+        if waited_ms < SPEAK_AFTER_MS {
+            return SPEAK_AFTER_MS - waited_ms;
         }
+        let line = busy_line(busy, lock, &format!("waiting for {}, held", duration(waited_ms)));
+        output::raw(format!("\r\x1b[Kwithlock: {line}").as_bytes());
         self.said = true;
+        SPEAK_AFTER_MS
     }
 
-    /// When the next word is due.
-    fn next_ms(&self, waited_ms: u64) -> u64 {
-        if waited_ms < SPEAK_AFTER_MS {
-            SPEAK_AFTER_MS - waited_ms
-        } else if self.is_terminal == Some(true) {
-            1_000
-        } else {
-            u64::MAX
+    /// Elsewhere: the one line, to be said while we sleep. Nobody is woken for it.
+    fn word(&self, busy: &Busy, lock: &OsString, began_ms: u64) -> Option<Word> {
+        if self.quiet || self.said || self.is_terminal != Some(false) {
+            return None;
         }
+        let line = format!("withlock: {}\n", busy_line(busy, lock, "waiting, held")).into_bytes();
+        Some(Word { at_boot_ms: began_ms + SPEAK_AFTER_MS, line })
     }
 
     /// Takes the line on the terminal away again.

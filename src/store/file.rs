@@ -2,7 +2,8 @@
 //!
 //! The numbers in the comments are the steps of the protocol ("Grant").
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::{CString, OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::rc::Rc;
 
 use crate::lease::{MIN_TTL_MS, Verdict, Watch, judge_watched, renew_every_ms};
@@ -11,10 +12,11 @@ use crate::record::{Guard, Nonce, Record, SlotName, VERSION, Why};
 use crate::sys::clock::{boot_ms, wall, wall_ms};
 use crate::sys::file::{File, Identity, Try};
 use crate::sys::hook::{Step, before, is_scheduled, left_out};
+use crate::sys::lookout::{self, Word};
 use crate::sys::process::Who;
 use crate::sys::signal::OnEntry;
 use crate::sys::sleep::{Sleeper, Slept};
-use crate::sys::{Errno, random, sleep};
+use crate::sys::{Errno, output, random, sleep};
 use crate::text::duration;
 
 use super::end::{Basis, End, Ending, VETO_PATIENCE_MS, end, take_guard};
@@ -25,6 +27,8 @@ use super::{Attempt, Busy, Fault, Held, NotReleased, Offer, Store, reclaim};
 /// The longest a waiter sleeps without a look, in milliseconds: the backstop for what no guard tells (a
 /// forced break, another host).
 const BACKSTOP_MS: u64 = 1_000;
+/// When to look again at a lock that is stale but guarded, in milliseconds: its guard tells before that.
+const VETOED_AGAIN_MS: u64 = 60_000;
 /// How long a contested newborn is given to be left alone, in milliseconds, before it is given back.
 const NEWBORN_PATIENCE_MS: u64 = 2_000;
 /// Observations in one attempt that each find the lock changed; then it counts as busy for now.
@@ -34,6 +38,7 @@ const TURNS: u32 = 100;
 #[derive(Debug)]
 pub struct FileStore {
     place: Rc<Place>,
+    c_name: CString,
     who: Who,
     sleeper: Sleeper,
     watch: Watch<(Identity, Option<Nonce>)>,
@@ -61,7 +66,9 @@ impl FileStore {
     pub fn open(path: &OsStr, parents: bool, on_entry: &OnEntry) -> Result<Self, Fault> {
         let place = Place::open(path, parents)?;
         place.check_name_length()?;
+        let c_name = CString::new(place.name.as_bytes()).map_err(|_| place.cannot("its name holds a NUL byte"))?;
         Ok(FileStore {
+            c_name,
             place: Rc::new(place),
             who: Who::am_i(),
             sleeper: Sleeper::new(on_entry),
@@ -205,7 +212,7 @@ impl FileStore {
             End::Vetoed => {
                 self.vetoed = Some(identity);
                 let note = "stale, but a process still has its guard".to_owned();
-                Ok(self.busy(epoch, None, BACKSTOP_MS, Some(note)))
+                Ok(self.busy(epoch, None, VETOED_AGAIN_MS, Some(note)))
             }
             End::Claimed => Ok(self.busy(epoch, None, 10, Some("another process is ending it".into()))),
             End::NotStale { remaining_ms } => Ok(self.busy(epoch, Some(remaining_ms), remaining_ms, None)),
@@ -411,37 +418,46 @@ impl Store for FileStore {
         })))
     }
 
-    fn wait(&mut self, for_ms: u64) -> Result<(), Fault> {
-        let bound_ms = for_ms.min(random::jittered_ms(BACKSTOP_MS)).max(1);
-        let epoch = self.seen.take();
-        let Some(Epoch { stat, known, file: Some(file) }) = epoch else {
-            let interval_ms = self.poll_interval_ms();
-            self.sleeper.sleep(interval_ms.min(bound_ms));
-            return Ok(());
+    fn wait(&mut self, busy: &Busy, for_ms: u64, word: Option<Word>) -> Result<bool, Fault> {
+        let failed = |errno| Fault::System { doing: "wait for the lock's guard", errno };
+        let due_ms = for_ms.min(busy.look_again_ms).max(1);
+        let Some(Epoch { stat, known, file: Some(file) }) = self.seen.take() else {
+            return Ok(self.sleep_by_the_clock(due_ms, word));
         };
         let epoch = Epoch { stat, known, file: None };
         let identity = epoch.identity();
-        if self.given == Some(identity) {
-            // Dead, and waited out by the clock alone.
-            self.seen = Some(Epoch { file: Some(file), ..epoch });
-            self.sleeper.sleep(bound_ms);
-            return Ok(());
-        }
         if !self.has_useful_guard(&epoch) {
-            self.seen = Some(Epoch { file: Some(file), ..epoch });
-            let interval_ms = self.poll_interval_ms();
-            self.sleeper.sleep(interval_ms.min(bound_ms));
-            return Ok(());
-        }
-        let failed = |errno| Fault::System { doing: "wait for the lock's guard", errno };
-        match self.sleep_on(&file, bound_ms).map_err(failed)? {
-            Slept::Given => self.was_given(file, identity),
-            Slept::TimedOut => Ok(()),
-            Slept::Unsupported => {
-                self.given = Some(identity);
-                Ok(())
+            if self.given == Some(identity) {
+                // Dead, and waited out by the clock alone: there is nothing to poll for.
+                self.polls = u32::MAX;
             }
+            self.seen = Some(Epoch { file: Some(file), ..epoch });
+            return Ok(self.sleep_by_the_clock(due_ms, word));
         }
+        if is_scheduled() {
+            // One step of a scheduled actor: others decide when it comes to its next.
+            before("wait", &self.place.name).map_err(failed)?;
+            if file.try_guard().map_err(failed)? == Try::Given {
+                self.was_given(file, identity)?;
+            }
+            return Ok(false);
+        }
+        let now_ms = boot_ms();
+        let watch = lookout::Watch {
+            name: self.c_name.clone(),
+            inode: identity.ino,
+            mtime_ns: epoch.mtime().ns(),
+            stale_boot_ms: now_ms.saturating_add(busy.look_again_ms),
+            until_boot_ms: now_ms.saturating_add(for_ms),
+            word,
+        };
+        let (slept, word_was_said) = self.sleeper.sleep_on_guard(&file, &self.place.dir, watch).map_err(failed)?;
+        match slept {
+            Slept::Given => self.was_given(file, identity)?,
+            Slept::Called => {}
+            Slept::Unsupported => self.given = Some(identity),
+        }
+        Ok(word_was_said)
     }
 
     fn absolute_name(&self) -> Result<OsString, Fault> {
@@ -451,16 +467,18 @@ impl Store for FileStore {
 
 impl FileStore {
     fn poll_interval_ms(&mut self) -> u64 {
-        self.polls = (self.polls + 1).min(10);
-        random::jittered_ms(1 << self.polls)
+        self.polls = self.polls.saturating_add(1);
+        random::jittered_ms(BACKSTOP_MS.min(1 << self.polls.min(10)))
     }
 
-    fn sleep_on(&mut self, file: &File, for_ms: u64) -> crate::sys::file::Outcome<Slept> {
-        if is_scheduled() {
-            // One step of a scheduled actor: others decide when it comes to its next.
-            before("wait", &self.place.name)?;
-            return Ok(if file.try_guard()? == Try::Given { Slept::Given } else { Slept::TimedOut });
+    /// Polls at a pace that starts at milliseconds and grows to a second.
+    fn sleep_by_the_clock(&mut self, due_ms: u64, word: Option<Word>) -> bool {
+        let pace_ms = self.poll_interval_ms();
+        self.sleeper.sleep(pace_ms.min(due_ms));
+        let due = word.filter(|word| boot_ms() >= word.at_boot_ms);
+        if let Some(word) = &due {
+            output::raw(&word.line);
         }
-        self.sleeper.sleep_on_guard(file, for_ms)
+        due.is_some()
     }
 }

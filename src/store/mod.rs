@@ -14,6 +14,7 @@ use std::os::fd::RawFd;
 
 use crate::machine::Renewal;
 use crate::record::{Guard, Nonce, Record};
+use crate::sys::lookout::Word;
 
 pub use end::{Basis, End, Ending, end};
 pub use fault::Fault;
@@ -71,8 +72,9 @@ pub trait Store {
     /// grants.
     fn attempt(&mut self, offer: &Offer) -> Result<Attempt, Fault>;
 
-    /// Sleeps until the lock may have become free, at most `for_ms`.
-    fn wait(&mut self, for_ms: u64) -> Result<(), Fault>;
+    /// Sleeps until the lock that was found `busy` may have become free, at most `for_ms`. If the sleep
+    /// lasts so long, says `word` meanwhile; whether it did.
+    fn wait(&mut self, busy: &Busy, for_ms: u64, word: Option<Word>) -> Result<bool, Fault>;
 
     /// The lock's name, absolute, as COMMAND is told it.
     fn absolute_name(&self) -> Result<OsString, Fault>;

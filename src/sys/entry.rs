@@ -224,6 +224,9 @@ mod early {
             if let Some(code) = withlock::early(&words) {
                 call(SYS_EXIT_GROUP, usize::from(code), 0);
             }
+            // The allocator goes on from where it is; with its thread-local storage made anew it would
+            // else take this thread for a second one and give it a second heap.
+            nix::libc::mallopt(nix::libc::M_ARENA_MAX, 1);
         }
     }
 }

@@ -222,6 +222,11 @@ impl Dir {
         }
     }
 
+    /// Its descriptor's number, for the lookout.
+    pub fn number(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
     /// The directory's own attributes.
     pub fn stat(&self) -> Result<Stat> {
         again(|| fstat(&self.0)).map(Stat::from)

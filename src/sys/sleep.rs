@@ -6,19 +6,13 @@ use std::time::Duration;
 use nix::Result;
 use nix::errno::Errno;
 use nix::libc;
-use nix::sys::signal::{SaFlags, SigAction, SigEvent, SigHandler, SigSet, SigevNotify, SigmaskHow, Signal};
-use nix::sys::signal::{sigaction, sigprocmask};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, sigaction, sigprocmask};
 use nix::sys::time::TimeSpec;
-use nix::sys::timer::{Expiration, Timer, TimerSetTimeFlags};
-use nix::time::ClockId;
 
 use super::clock::boot_ms;
-use super::file::File;
+use super::file::{Dir, File};
+use super::lookout::{Lookout, Watch};
 use super::signal::{self, OnEntry};
-
-/// After its first expiry the alarm repeats at this pace, in milliseconds: one that fires between the
-/// unblocking of signals and the call it should interrupt would otherwise be lost.
-const ALARM_REPEATS_EVERY_MS: u64 = 20;
 
 /// Whether SIGALRM was ignored on entry: then one that another process sends still is.
 static ALARM_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
@@ -28,8 +22,8 @@ static ALARM_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
 pub enum Slept {
     /// The guard is ours: its holder gave it up, or died.
     Given,
-    /// The time ran out.
-    TimedOut,
+    /// The lookout called: the lock changed, or the time ran out.
+    Called,
     /// This file system cannot be slept on.
     Unsupported,
 }
@@ -39,20 +33,16 @@ pub enum Slept {
 #[derive(Debug)]
 pub struct Sleeper {
     mask: SigSet,
-    alarm: Option<Alarm>,
+    lookout: Option<Lookout>,
+    alarm_before: Option<SigAction>,
     first_process: Vec<(Signal, SigAction)>,
 }
 
-#[derive(Debug)]
-struct Alarm {
-    timer: Timer,
-    before: SigAction,
-}
-
 extern "C" fn on_alarm(number: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
-    // SAFETY: the kernel hands a handler installed with SA_SIGINFO a valid siginfo.
-    let by_timer = unsafe { (*info).si_code } == libc::SI_TIMER;
-    if by_timer || ALARM_WAS_IGNORED.load(Ordering::Relaxed) {
+    // SAFETY: the kernel hands a handler installed with SA_SIGINFO a valid siginfo, which for a signal
+    // sent by tgkill names the sender.
+    let from_lookout = unsafe { (*info).si_code == libc::SI_TKILL && (*info).si_pid() == libc::getpid() };
+    if from_lookout || ALARM_WAS_IGNORED.load(Ordering::Relaxed) {
         return;
     }
     // SAFETY: signal and raise are async-signal-safe. The alarm was meant for the process as it was on
@@ -87,7 +77,7 @@ impl Sleeper {
                 }
             }
         }
-        Sleeper { mask: on_entry.while_waiting(), alarm: None, first_process }
+        Sleeper { mask: on_entry.while_waiting(), lookout: None, alarm_before: None, first_process }
     }
 
     /// Sleeps for `for_ms`.
@@ -103,20 +93,23 @@ impl Sleeper {
         }
     }
 
-    /// Sleeps on `file`'s guard for at most `for_ms`. The kernel wakes exactly when its turn has come,
-    /// in the order of arrival, at no cost in between.
-    pub fn sleep_on_guard(&mut self, file: &File, for_ms: u64) -> Result<Slept> {
-        let until_ms = boot_ms().saturating_add(for_ms.max(1));
+    /// Sleeps on `file`'s guard until the kernel gives it, in the order of arrival and at no cost in
+    /// between, or until the lookout calls. Also says whether the word of the watch was said.
+    pub fn sleep_on_guard(&mut self, file: &File, dir: &Dir, watch: Watch) -> Result<(Slept, bool)> {
         let mask = self.mask;
-        let alarm = self.alarm()?;
-        alarm.set(for_ms.max(1))?;
+        self.receive_calls()?;
+        let lookout = match self.lookout.as_mut() {
+            Some(lookout) => lookout,
+            None => self.lookout.insert(Lookout::post(dir.number())?),
+        };
+        lookout.watch(watch);
         let mut blocked = SigSet::empty();
         sigprocmask(SigmaskHow::SIG_SETMASK, Some(&mask), Some(&mut blocked))?;
         let slept = loop {
             match file.wait_for_guard() {
                 Ok(()) => break Ok(Slept::Given),
-                Err(Errno::EINTR) if boot_ms() < until_ms => {}
-                Err(Errno::EINTR) => break Ok(Slept::TimedOut),
+                Err(Errno::EINTR) if lookout.has_called() => break Ok(Slept::Called),
+                Err(Errno::EINTR) => {}
                 Err(Errno::ENOSYS | Errno::EOPNOTSUPP | Errno::EINVAL | Errno::ENOLCK | Errno::EBADF) => {
                     break Ok(Slept::Unsupported);
                 }
@@ -124,35 +117,19 @@ impl Sleeper {
             }
         };
         sigprocmask(SigmaskHow::SIG_SETMASK, Some(&blocked), None)?;
-        alarm.disarm()?;
-        slept
+        let word_was_said = lookout.relieve();
+        slept.map(|slept| (slept, word_was_said))
     }
 
-    fn alarm(&mut self) -> Result<&mut Alarm> {
-        if self.alarm.is_none() {
-            let event = SigEvent::new(SigevNotify::SigevSignal { signal: Signal::SIGALRM, si_value: 0 });
-            let timer = Timer::new(ClockId::CLOCK_BOOTTIME, event)?;
+    fn receive_calls(&mut self) -> Result<()> {
+        if self.alarm_before.is_none() {
             ALARM_WAS_IGNORED.store(signal::is_ignored(libc::SIGALRM), Ordering::Relaxed);
-            // Without SA_RESTART: the alarm is to interrupt the wait.
+            // Without SA_RESTART: the call is to interrupt the wait.
             let action = SigAction::new(SigHandler::SigAction(on_alarm), SaFlags::SA_SIGINFO, SigSet::empty());
             // SAFETY: the handler calls only async-signal-safe functions and touches one atomic.
-            let before = unsafe { sigaction(Signal::SIGALRM, &action) }?;
-            self.alarm = Some(Alarm { timer, before });
+            self.alarm_before = Some(unsafe { sigaction(Signal::SIGALRM, &action) }?);
         }
-        self.alarm.as_mut().ok_or(Errno::EINVAL)
-    }
-}
-
-impl Alarm {
-    fn set(&mut self, in_ms: u64) -> Result<()> {
-        let first = TimeSpec::from_duration(Duration::from_millis(in_ms));
-        let then = TimeSpec::from_duration(Duration::from_millis(ALARM_REPEATS_EVERY_MS));
-        self.timer.set(Expiration::IntervalDelayed(first, then), TimerSetTimeFlags::empty())
-    }
-
-    fn disarm(&mut self) -> Result<()> {
-        let never = TimeSpec::from_duration(Duration::ZERO);
-        self.timer.set(Expiration::OneShot(never), TimerSetTimeFlags::empty())
+        Ok(())
     }
 }
 
@@ -163,15 +140,14 @@ impl Drop for Sleeper {
             // SAFETY: an action that was installed before is valid.
             let _ = unsafe { sigaction(signal, &before) };
         }
-        if let Some(mut alarm) = self.alarm.take() {
-            // A last alarm may be pending, and must not reach whoever reads signals next: setting the
+        if let Some(before) = self.alarm_before.take() {
+            // A last call may be pending, and must not reach whoever reads signals next: setting the
             // disposition to ignore discards it.
-            let _ = alarm.disarm();
             let ignore = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
             // SAFETY: neither action is a function of ours that could be left dangling.
             let _ = unsafe { sigaction(Signal::SIGALRM, &ignore) };
             // SAFETY: as above.
-            let _ = unsafe { sigaction(Signal::SIGALRM, &alarm.before) };
+            let _ = unsafe { sigaction(Signal::SIGALRM, &before) };
         }
     }
 }
