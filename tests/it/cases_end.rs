@@ -130,9 +130,12 @@ const AFTER_LOOK: &str = "inject=getdents64:delay_exit=1000000";
 
 #[test]
 fn c24_two_breakers_of_one_stale_lock_never_overlap_wherever_both_are_delayed() {
-    for inject in [BEFORE_RENAME, AFTER_LOOK] {
-        assert!(!two_delayed_breakers(true, "", inject), "{inject}");
-    }
+    crate::harness::shipped();
+    std::thread::scope(|scope| {
+        for inject in [BEFORE_RENAME, AFTER_LOOK] {
+            scope.spawn(move || assert!(!two_delayed_breakers(true, "", inject), "{inject}"));
+        }
+    });
 }
 
 #[test]
@@ -273,6 +276,58 @@ fn c27_reclaiming_removes_only_what_is_exactly_its_own_and_old_enough() {
     assert!(kept.iter().all(|path| path.exists()));
 }
 
+/// Evicts a stale lock beside an old slot that `change` has been at; says whether that slot is still there
+/// after the reclaim that follows.
+fn survives_a_reclaim(leave_out: &str, age_ms: u64, change: impl FnOnce(&Sandbox, &Path)) -> bool {
+    let sandbox = Sandbox::new();
+    let slot = plant_slot(&sandbox.lock(), 1_000, age_ms);
+    change(&sandbox, &slot);
+    plant(&sandbox.lock(), &planted(1_000), 60_000);
+    sandbox.withlock().leave_out(leave_out).arg("-n").lock().args(["--", "true"]).run().exited(0);
+    slot.exists()
+}
+
+#[test]
+fn c27_a_quarantine_stays_while_a_rival_of_its_era_could_still_act() {
+    assert!(survives_a_reclaim("", 3_000, |_, _| {}));
+    // Twice the ttl is not enough: the claim deadline and the margin come on top.
+    assert!(survives_a_reclaim("", 5_500, |_, _| {}));
+    assert!(!survives_a_reclaim("", 60_000, |_, _| {}));
+    assert!(!survives_a_reclaim("reclaim-age", 3_000, |_, _| {}), "the negative control");
+}
+
+#[test]
+fn c27_a_quarantine_stays_while_its_maker_lives() {
+    // The maker has the guard of the quarantined file, and may be about to release.
+    let with_guard = |sandbox: &Sandbox, slot: &Path| {
+        let mut gate = sandbox.gate();
+        let lock = slot.join("lock");
+        let maker = sandbox.program("flock").arg(&lock).args(["/bin/sh", "-c", &gate.script()]).start();
+        gate.wait_inside();
+        age(slot, 3_600_000);
+        // It lives as long as the sandbox.
+        std::mem::forget((maker, gate));
+    };
+    assert!(survives_a_reclaim("", 3_600_000, with_guard));
+    assert!(!survives_a_reclaim("reclaim-guard", 3_600_000, with_guard), "the negative control");
+}
+
+#[test]
+fn c27_the_slot_of_the_epoch_at_the_path_stays_however_old_it_is() {
+    // An ender died in it long ago, and the same epoch was renewed ever since.
+    let survives = |leave_out: &str| {
+        let sandbox = Sandbox::new();
+        let slot = plant_slot(&sandbox.lock(), 1_000, 3_600_000);
+        fs::rename(slot.join("lock"), sandbox.lock()).expect("the epoch is at the path");
+        age(&slot, 3_600_000);
+        // Another lock's ender reclaims here only what is its own; this lock's, when it has evicted.
+        sandbox.withlock().leave_out(leave_out).arg("-n").lock().args(["--", "true"]).run();
+        (slot.exists(), slots(&sandbox.lock()).len())
+    };
+    let (exists, count) = survives("");
+    assert!(exists && count == 1, "it was evicted through its own slot");
+}
+
 #[test]
 fn the_dead_owners_record_is_still_there_right_after_the_eviction() {
     let sandbox = Sandbox::new();
@@ -328,6 +383,20 @@ fn c29_a_directory_made_read_only_meanwhile_is_said_with_the_time_of_expiry() {
         sandbox.chmod(&dir, 0o755);
         fs::remove_file(dir.join("a.lock")).expect("the lock is still there");
         assert!(tree(&dir).is_empty(), "{:?}", tree(&dir).keys());
+    }
+}
+
+#[test]
+fn c29_a_file_system_that_became_read_only_meanwhile_is_said_too() {
+    let sandbox = Sandbox::new();
+    let dir = sandbox.path("volume");
+    fs::create_dir(&dir).expect("a directory");
+    for (status, expected) in [(0, 74), (3, 3)] {
+        let script = r#"mount -t tmpfs none volume && exec "$@""#;
+        let front = ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", script, "sh"];
+        let body = format!("mount -o remount,ro volume || exit 99; exit {status}");
+        let finished = sandbox.withlock().arg("volume/a.lock").sh(body).through(front).run();
+        finished.exited(expected).says(&["volume/a.lock", "read-only", "expire"]);
     }
 }
 
