@@ -387,20 +387,6 @@ fn c29_a_directory_made_read_only_meanwhile_is_said_with_the_time_of_expiry() {
 }
 
 #[test]
-fn c29_a_file_system_that_became_read_only_meanwhile_is_said_too() {
-    let sandbox = Sandbox::new();
-    let dir = sandbox.path("volume");
-    fs::create_dir(&dir).expect("a directory");
-    for (status, expected) in [(0, 74), (3, 3)] {
-        let script = r#"mount -t tmpfs none volume && exec "$@""#;
-        let front = ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", script, "sh"];
-        let body = format!("mount -o remount,ro volume || exit 99; exit {status}");
-        let finished = sandbox.withlock().arg("volume/a.lock").sh(body).through(front).run();
-        finished.exited(expected).says(&["volume/a.lock", "read-only", "expire"]);
-    }
-}
-
-#[test]
 fn c09_a_stale_lock_of_another_user_in_a_sticky_directory_is_a_bounded_wait_and_leaves_nothing() {
     let sandbox = Sandbox::new();
     let dir = sandbox.path("shared");
