@@ -387,6 +387,32 @@ fn c29_a_directory_made_read_only_meanwhile_is_said_with_the_time_of_expiry() {
 }
 
 #[test]
+fn c29_whatever_the_system_says_to_the_release_is_told_and_shows_in_the_exit_code() {
+    crate::harness::shipped();
+    let check = |errno: &str, code: u8, text: &str| {
+        let sandbox = Sandbox::new();
+        let inject = format!("inject=rename,renameat,renameat2:error={errno}");
+        let run = sandbox.shipped().args(["--ttl", "1h"]).lock().args(["--", "true"]);
+        let options = ["-e", "trace=rename,renameat,renameat2", "-e", &inject];
+        let finished = run.traced(&sandbox.io_path("strace"), &options).run();
+        finished.exited(code).one_line(&["a.lock", text, "expire"]);
+        assert!(sandbox.lock().exists());
+    };
+    std::thread::scope(|scope| {
+        for (errno, code, text) in [
+            ("EROFS", 74, "read-only"),
+            ("EIO", 74, "I/O error"),
+            ("ENOSPC", 74, "No space left"),
+            ("ESTALE", 74, "Stale"),
+            ("EACCES", 77, "ermission denied"),
+            ("EPERM", 77, "not permitted"),
+        ] {
+            scope.spawn(move || check(errno, code, text));
+        }
+    });
+}
+
+#[test]
 fn c09_a_stale_lock_of_another_user_in_a_sticky_directory_is_a_bounded_wait_and_leaves_nothing() {
     let sandbox = Sandbox::new();
     let dir = sandbox.path("shared");
