@@ -95,6 +95,44 @@ fn c23_a_holder_that_renews_by_path_refreshes_its_successors_lock() {
     assert_ne!(after, before);
 }
 
+/// A maker that is held up between its create and its guard for so long that its newborn lock is evicted
+/// as an old blank one; says whether its command ran beside the evictor's.
+fn stalled_maker_runs_beside_its_evictor(shipped: bool, leave_out: &str) -> bool {
+    let sandbox = Sandbox::new();
+    let run = if shipped { sandbox.shipped() } else { sandbox.withlock().leave_out(leave_out) };
+    let run = run.args(["-q", "--on-lost", "warn"]).lock().args(["--", "touch", "maker-ran"]);
+    let options = ["-e", "trace=flock", "-e", "inject=flock:delay_enter=3000000:when=1"];
+    let maker = run.traced(&sandbox.io_path("strace"), &options).start();
+    eventually("the newborn lock is there", || fs::metadata(sandbox.lock()).map(drop));
+    age(&sandbox.lock(), crate::harness::blank_ages_ms().1);
+    let mut gate = sandbox.gate();
+    let evictor = successor(&sandbox, &mut gate);
+    // The maker either runs its command now, or goes to sleep on the evictor's guard. (While strace holds
+    // it up it is not asleep but stopped.)
+    let ran = eventually("the maker has seen what happened", || {
+        let ran = sandbox.path("maker-ran").exists();
+        let sleeps = crate::harness::process(maker.pid()).is_some_and(|process| process.state == 'S');
+        let waits = sleeps && crate::harness::asleep_in_flock(maker.pid()).is_ok();
+        if ran || waits { Ok(ran) } else { Err(()) }
+    });
+    gate.open();
+    evictor.wait();
+    maker.wait();
+    assert!(sandbox.path("maker-ran").exists(), "it gets in afterwards");
+    ran
+}
+
+#[test]
+fn c23_a_maker_that_stalled_until_its_newborn_lock_was_evicted_starts_over() {
+    assert!(!stalled_maker_runs_beside_its_evictor(true, ""));
+}
+
+#[test]
+fn c23_a_maker_that_does_not_look_again_runs_beside_its_evictor() {
+    // The negative control of the test above.
+    assert!(stalled_maker_runs_beside_its_evictor(false, "grant-check"));
+}
+
 /// Two evictors of one stale lock, each held up at the worst place; says whether both were inside at
 /// once. The witness is a directory: it can be made only once.
 fn two_delayed_breakers(shipped: bool, leave_out: &str, inject: &str) -> bool {
