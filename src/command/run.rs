@@ -259,7 +259,8 @@ impl Job {
             Err(NotReleased::Failed(fault)) => {
                 let ttl = duration(self.plan.lease.ttl_ms);
                 complain(&format!("{fault}; the lock stays and expires within {ttl}"));
-                own(fault.exit())
+                // What would be "can never be taken" before a grant is an error now: it was taken.
+                own(if fault.exit() == Exit::NotPermitted { Exit::NotPermitted } else { Exit::Io })
             }
         }
     }

@@ -196,7 +196,8 @@ pub fn descendants(command_pid: i32, command_started: u64) -> Vec<Descendant> {
     }
     let me = i32::try_from(std::process::id()).unwrap_or(0);
     let mut todo: Vec<(i32, Stat)> = children.remove(&me).unwrap_or_default();
-    todo.retain(|(pid, stat)| *pid == command_pid || stat.started >= command_started);
+    // Start times are counted in hundredths of a second: within one of them the lower pid is the older.
+    todo.retain(|(pid, stat)| (stat.started, *pid) >= (command_started, command_pid));
     let (mut found, mut seen) = (Vec::new(), HashSet::new());
     while let Some((pid, stat)) = todo.pop() {
         if seen.insert(pid) {

@@ -95,6 +95,44 @@ fn c23_a_holder_that_renews_by_path_refreshes_its_successors_lock() {
     assert_ne!(after, before);
 }
 
+/// A maker that is held up between its create and its guard for so long that its newborn lock is evicted
+/// as an old blank one; says whether its command ran beside the evictor's.
+fn stalled_maker_runs_beside_its_evictor(shipped: bool, leave_out: &str) -> bool {
+    let sandbox = Sandbox::new();
+    let run = if shipped { sandbox.shipped() } else { sandbox.withlock().leave_out(leave_out) };
+    let run = run.args(["-q", "--on-lost", "warn"]).lock().args(["--", "touch", "maker-ran"]);
+    let options = ["-e", "trace=flock", "-e", "inject=flock:delay_enter=3000000:when=1"];
+    let maker = run.traced(&sandbox.io_path("strace"), &options).start();
+    eventually("the newborn lock is there", || fs::metadata(sandbox.lock()).map(drop));
+    age(&sandbox.lock(), crate::harness::blank_ages_ms().1);
+    let mut gate = sandbox.gate();
+    let evictor = successor(&sandbox, &mut gate);
+    // The maker either runs its command now, or goes to sleep on the evictor's guard. (While strace holds
+    // it up it is not asleep but stopped.)
+    let ran = eventually("the maker has seen what happened", || {
+        let ran = sandbox.path("maker-ran").exists();
+        let sleeps = crate::harness::process(maker.pid()).is_some_and(|process| process.state == 'S');
+        let waits = sleeps && crate::harness::asleep_in_flock(maker.pid()).is_ok();
+        if ran || waits { Ok(ran) } else { Err(()) }
+    });
+    gate.open();
+    evictor.wait();
+    maker.wait();
+    assert!(sandbox.path("maker-ran").exists(), "it gets in afterwards");
+    ran
+}
+
+#[test]
+fn c23_a_maker_that_stalled_until_its_newborn_lock_was_evicted_starts_over() {
+    assert!(!stalled_maker_runs_beside_its_evictor(true, ""));
+}
+
+#[test]
+fn c23_a_maker_that_does_not_look_again_runs_beside_its_evictor() {
+    // The negative control of the test above.
+    assert!(stalled_maker_runs_beside_its_evictor(false, "grant-check"));
+}
+
 /// Two evictors of one stale lock, each held up at the worst place; says whether both were inside at
 /// once. The witness is a directory: it can be made only once.
 fn two_delayed_breakers(shipped: bool, leave_out: &str, inject: &str) -> bool {
@@ -130,9 +168,12 @@ const AFTER_LOOK: &str = "inject=getdents64:delay_exit=1000000";
 
 #[test]
 fn c24_two_breakers_of_one_stale_lock_never_overlap_wherever_both_are_delayed() {
-    for inject in [BEFORE_RENAME, AFTER_LOOK] {
-        assert!(!two_delayed_breakers(true, "", inject), "{inject}");
-    }
+    crate::harness::shipped();
+    std::thread::scope(|scope| {
+        for inject in [BEFORE_RENAME, AFTER_LOOK] {
+            scope.spawn(move || assert!(!two_delayed_breakers(true, "", inject), "{inject}"));
+        }
+    });
 }
 
 #[test]
@@ -273,6 +314,58 @@ fn c27_reclaiming_removes_only_what_is_exactly_its_own_and_old_enough() {
     assert!(kept.iter().all(|path| path.exists()));
 }
 
+/// Evicts a stale lock beside an old slot that `change` has been at; says whether that slot is still there
+/// after the reclaim that follows.
+fn survives_a_reclaim(leave_out: &str, age_ms: u64, change: impl FnOnce(&Sandbox, &Path)) -> bool {
+    let sandbox = Sandbox::new();
+    let slot = plant_slot(&sandbox.lock(), 1_000, age_ms);
+    change(&sandbox, &slot);
+    plant(&sandbox.lock(), &planted(1_000), 60_000);
+    sandbox.withlock().leave_out(leave_out).arg("-n").lock().args(["--", "true"]).run().exited(0);
+    slot.exists()
+}
+
+#[test]
+fn c27_a_quarantine_stays_while_a_rival_of_its_era_could_still_act() {
+    assert!(survives_a_reclaim("", 3_000, |_, _| {}));
+    // Twice the ttl is not enough: the claim deadline and the margin come on top.
+    assert!(survives_a_reclaim("", 5_500, |_, _| {}));
+    assert!(!survives_a_reclaim("", 60_000, |_, _| {}));
+    assert!(!survives_a_reclaim("reclaim-age", 3_000, |_, _| {}), "the negative control");
+}
+
+#[test]
+fn c27_a_quarantine_stays_while_its_maker_lives() {
+    // The maker has the guard of the quarantined file, and may be about to release.
+    let with_guard = |sandbox: &Sandbox, slot: &Path| {
+        let mut gate = sandbox.gate();
+        let lock = slot.join("lock");
+        let maker = sandbox.program("flock").arg(&lock).args(["/bin/sh", "-c", &gate.script()]).start();
+        gate.wait_inside();
+        age(slot, 3_600_000);
+        // It lives as long as the sandbox.
+        std::mem::forget((maker, gate));
+    };
+    assert!(survives_a_reclaim("", 3_600_000, with_guard));
+    assert!(!survives_a_reclaim("reclaim-guard", 3_600_000, with_guard), "the negative control");
+}
+
+#[test]
+fn c27_the_slot_of_the_epoch_at_the_path_stays_however_old_it_is() {
+    // An ender died in it long ago, and the same epoch was renewed ever since.
+    let survives = |leave_out: &str| {
+        let sandbox = Sandbox::new();
+        let slot = plant_slot(&sandbox.lock(), 1_000, 3_600_000);
+        fs::rename(slot.join("lock"), sandbox.lock()).expect("the epoch is at the path");
+        age(&slot, 3_600_000);
+        // Another lock's ender reclaims here only what is its own; this lock's, when it has evicted.
+        sandbox.withlock().leave_out(leave_out).arg("-n").lock().args(["--", "true"]).run();
+        (slot.exists(), slots(&sandbox.lock()).len())
+    };
+    let (exists, count) = survives("");
+    assert!(exists && count == 1, "it was evicted through its own slot");
+}
+
 #[test]
 fn the_dead_owners_record_is_still_there_right_after_the_eviction() {
     let sandbox = Sandbox::new();
@@ -329,6 +422,32 @@ fn c29_a_directory_made_read_only_meanwhile_is_said_with_the_time_of_expiry() {
         fs::remove_file(dir.join("a.lock")).expect("the lock is still there");
         assert!(tree(&dir).is_empty(), "{:?}", tree(&dir).keys());
     }
+}
+
+#[test]
+fn c29_whatever_the_system_says_to_the_release_is_told_and_shows_in_the_exit_code() {
+    crate::harness::shipped();
+    let check = |errno: &str, code: u8, text: &str| {
+        let sandbox = Sandbox::new();
+        let inject = format!("inject=rename,renameat,renameat2:error={errno}");
+        let run = sandbox.shipped().args(["--ttl", "1h"]).lock().args(["--", "true"]);
+        let options = ["-e", "trace=rename,renameat,renameat2", "-e", &inject];
+        let finished = run.traced(&sandbox.io_path("strace"), &options).run();
+        finished.exited(code).one_line(&["a.lock", text, "expire"]);
+        assert!(sandbox.lock().exists());
+    };
+    std::thread::scope(|scope| {
+        for (errno, code, text) in [
+            ("EROFS", 74, "read-only"),
+            ("EIO", 74, "I/O error"),
+            ("ENOSPC", 74, "No space left"),
+            ("ESTALE", 74, "Stale"),
+            ("EACCES", 77, "ermission denied"),
+            ("EPERM", 77, "not permitted"),
+        ] {
+            scope.spawn(move || check(errno, code, text));
+        }
+    });
 }
 
 #[test]

@@ -320,6 +320,39 @@ fn c34_the_masks_are_the_same_after_a_wait_too() {
 }
 
 #[test]
+fn c34_a_signal_that_was_ignored_on_entry_does_not_end_a_waiter() {
+    let sandbox = Sandbox::new();
+    let mut gate = sandbox.gate();
+    let holder = sandbox.withlock().lock().sh(gate.script()).start();
+    gate.wait_inside();
+    let ignoring = ["env", "--ignore-signal=HUP,TERM,ALRM"];
+    let waiter = sandbox.withlock().lock().args(["--", "true"]).through(ignoring).start();
+    waiter.wait_asleep_in_flock();
+    for signal in [Signal::SIGHUP, Signal::SIGTERM, Signal::SIGALRM] {
+        waiter.send(signal);
+    }
+    gate.open();
+    holder.wait().exited(0);
+    waiter.wait().exited(0);
+    // One that was not ignored does end it, the alarm that it uses for itself as well.
+    let holder = sandbox.withlock().lock().sh(gate.script()).start();
+    gate.wait_inside();
+    for signal in [Signal::SIGALRM, Signal::SIGUSR1, Signal::SIGPIPE] {
+        let waiter = sandbox.withlock().lock().args(["--", "true"]).start();
+        waiter.wait_asleep_in_flock();
+        waiter.send(signal);
+        if signal == Signal::SIGPIPE {
+            // A line that nobody reads must not end the wait, so this one waits with it.
+            gate.open();
+            waiter.wait();
+        } else {
+            assert_eq!(waiter.wait().signal(), Some(signal as i32));
+        }
+    }
+    holder.wait().exited(0);
+}
+
+#[test]
 fn c34_nohup_stays_in_force_for_the_wrapper_and_the_command() {
     let sandbox = Sandbox::new();
     let mut gate = sandbox.gate();

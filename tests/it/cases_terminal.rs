@@ -185,6 +185,28 @@ fn c32_ctrl_z_stops_command_and_wrapper_the_prompt_comes_back_and_fg_goes_on_in_
 }
 
 #[test]
+fn ctrl_z_stops_a_wrapper_that_waits_for_the_lock_and_fg_lets_it_wait_on() {
+    let sandbox = Sandbox::new();
+    let mut gate = sandbox.gate();
+    let holder = sandbox.withlock().lock().sh(gate.script()).start();
+    gate.wait_inside();
+    let mut shell = Shell::bash(&sandbox);
+    shell.types_line("\"$WL\" -q \"$L\" -- sh -c 'echo got $((40 + 2))'");
+    let waiter = shell.job();
+    eventually("it is asleep", || crate::harness::asleep_in_flock(waiter));
+    shell.terminal.types(CTRL_Z);
+    shell.terminal.expect(PROMPT);
+    wait_for_state(waiter, 'T');
+    shell.types_line("fg");
+    eventually("it is asleep again", || crate::harness::asleep_in_flock(waiter));
+    gate.open();
+    holder.wait().exited(0);
+    shell.terminal.expect("got 42");
+    shell.terminal.expect(PROMPT);
+    shell.leave();
+}
+
+#[test]
 fn a_background_job_that_reads_the_terminal_is_stopped_and_reads_it_in_the_foreground() {
     let sandbox = Sandbox::new();
     let mut shell = Shell::bash(&sandbox);

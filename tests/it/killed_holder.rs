@@ -163,6 +163,34 @@ fn an_evictor_killed_at_each_of_its_file_calls_lets_the_next_in_within_its_ttl()
 }
 
 #[test]
+fn a_holder_whose_file_calls_fail_one_by_one_ends_with_a_word_and_locks_nobody_out() {
+    shipped();
+    let all = calls_of_a_hold(Before::Nothing);
+    // Calls that the kernel never interrupts need not survive it.
+    let interrupted = |call: &Call| !matches!(&*call.name, "signalfd4" | "fcntl" | "dup" | "close");
+    let cases = all
+        .iter()
+        .flat_map(|call| ["EIO", "ENOSPC", "EINTR"].map(|errno| (call.clone(), errno)))
+        .filter(|(call, errno)| *errno != "EINTR" || interrupted(call))
+        .collect();
+    in_lanes(cases, |(call, errno)| {
+        let sandbox = Sandbox::new();
+        let inject = format!("inject={}:error={errno}:when={}", call.name, call.nth);
+        let options = ["-e", &format!("trace={}", call.name), "-e", &inject];
+        let finished = holder(&sandbox, true).traced(&sandbox.io_path("strace"), &options).run();
+        let what = format!("{errno} from {} #{}: {}", call.name, call.nth, call.line);
+        match finished.code() {
+            Some(0) => {}
+            Some(71 | 73 | 74 | 75 | 76 | 77 | 126) if errno != "EINTR" => {
+                assert!(!finished.stderr.is_empty(), "{what}: {finished}");
+            }
+            _ => panic!("{what}: {finished}"),
+        }
+        assert_the_next_gets_in(&sandbox, &what);
+    });
+}
+
+#[test]
 fn a_waiter_that_was_already_asleep_gets_in_within_the_ttl_of_a_killed_holder() {
     let sandbox = Sandbox::new();
     let mut gate = sandbox.gate();

@@ -13,4 +13,5 @@ mod frugal;
 mod harness;
 mod harness_works;
 mod killed_holder;
+mod surroundings;
 mod token_endpoint;
