@@ -157,6 +157,12 @@ fn login(sandbox: &Sandbox) {
     std::fs::write(sandbox.path("credentials"), due + "\n").expect("credentials");
 }
 
+fn expiry_on_disk(sandbox: &Sandbox) -> u64 {
+    let credentials: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(sandbox.path("credentials")).expect("credentials")).expect("JSON");
+    credentials["expires_at"].as_u64().expect("a time")
+}
+
 fn script<'s>(run: Run<'s>, endpoint: &Endpoint) -> Run<'s> {
     run.args(["/bin/sh", SCRIPT, "credentials"]).arg(endpoint.url())
 }
@@ -168,7 +174,8 @@ fn sixteen_copies_refresh_a_one_time_token_once_per_expiry_and_are_never_revoked
     login(&sandbox);
     for round in 1..=6 {
         eventually("the access token has expired", || {
-            let expires_at_s = endpoint.books().expires_at_s;
+            // By the endpoint's books and by the credentials on disk, which were written a little later.
+            let expires_at_s = endpoint.books().expires_at_s.max(expiry_on_disk(&sandbox));
             if unix_seconds() >= expires_at_s { Ok(()) } else { Err(expires_at_s) }
         });
         let before = endpoint.books().refreshes;
