@@ -48,10 +48,15 @@ pub(super) fn run(plan: Plan, on_entry: OnEntry) -> anyhow::Result<u8> {
     }
 }
 
-/// The beginning of the common case: the lock is free, and COMMAND is started. `None`: nothing was done.
+/// The beginning of the common case: the lock is granted, and COMMAND is started. `None`: there is
+/// something to say, and nothing was done.
 pub(super) fn start_early(plan: Plan, on_entry: OnEntry) -> Option<Started> {
     let (job, mut store) = Job::prepare(plan, on_entry).ok()?;
-    let held = store.uncontended(&offer(&job.plan))?;
+    let plan = &job.plan;
+    let Ok(Obtained::Lock(held)) = obtain(&mut store, &offer(plan), plan.patience, &plan.lock, plan.quiet) else {
+        return None;
+    };
+    drop(store);
     let spawned = job.spawn(&job.plan.argv, &Mode::of(held.as_ref()), Some(held.as_ref()));
     Some(Started { job, held, spawned })
 }

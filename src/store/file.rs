@@ -22,7 +22,7 @@ use crate::text::duration;
 use super::end::{Basis, End, Ending, VETO_PATIENCE_MS, end, take_guard};
 use super::held::{FileHeld, Mine};
 use super::place::{Epoch, Known, Place, Seen};
-use super::{Attempt, Busy, Fault, Held, NotReleased, Offer, Store, reclaim};
+use super::{Attempt, Busy, Fault, NotReleased, Offer, Store, reclaim};
 
 /// The longest a waiter sleeps without a look, in milliseconds: the backstop for what no guard tells (a
 /// forced break, another host).
@@ -86,14 +86,6 @@ impl FileStore {
     /// Where the lock is.
     pub fn place(&self) -> &Place {
         &self.place
-    }
-
-    /// Takes the lock if it is free; `None` if there is anything to wait for, to judge or to say.
-    pub fn uncontended(&mut self, offer: &Offer) -> Option<Box<dyn Held>> {
-        match self.grant(offer) {
-            Ok(Grant::Held(held)) => Some(held),
-            Ok(Grant::Exists | Grant::Again) | Err(_) => None,
-        }
     }
 
     fn grant(&mut self, offer: &Offer) -> Result<Grant, Fault> {

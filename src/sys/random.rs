@@ -1,32 +1,31 @@
 //! Randomness from the operating system.
 
 use nix::libc;
-use rand::TryRng;
-use rand::rngs::SysRng;
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
 
 use crate::record::Nonce;
 
-/// 16 bytes of the operating system's CSPRNG as a nonce: that no two epochs share a slot rests on it.
+/// The operating system's CSPRNG.
 ///
-/// # Panics
-///
-/// Never on Linux: getrandom cannot fail once the kernel has started.
-pub fn nonce() -> Nonce {
-    let mut bytes = [0; 16];
-    // By the system call itself: the generic way looks for the C library's function at run time, and
-    // this runs before the C library has been started.
+/// By the system call itself: the generic way looks for the C library's function at run time, and this
+/// runs before the C library has been started.
+fn fill<const BYTES: usize>() -> [u8; BYTES] {
+    let mut bytes = [0; BYTES];
     // SAFETY: the kernel writes at most as many bytes as `bytes` has.
-    let filled = unsafe { libc::syscall(libc::SYS_getrandom, bytes.as_mut_ptr(), bytes.len(), 0) };
-    assert_eq!(filled, 16, "getrandom fills 16 bytes on a running Linux");
-    Nonce::from_bytes(bytes)
+    let filled = unsafe { libc::syscall(libc::SYS_getrandom, bytes.as_mut_ptr(), BYTES, 0) };
+    // It fills up to 256 bytes whole and cannot fail once the kernel has started. A nonce that is not
+    // random would break the protocol, so there is nothing to fall back on.
+    assert_eq!(usize::try_from(filled), Ok(BYTES), "getrandom answers on a running Linux");
+    bytes
+}
+
+/// 16 bytes of the operating system's CSPRNG as a nonce: that no two epochs share a slot rests on it.
+pub fn nonce() -> Nonce {
+    Nonce::from_bytes(fill())
 }
 
 /// A length of time between half of `ms` and `ms`, so that those who wait do not march in step.
 pub fn jittered_ms(ms: u64) -> u64 {
-    let mut bytes = [0; 8];
-    let half_ms = ms / 2;
-    if SysRng.try_fill_bytes(&mut bytes).is_err() {
-        return ms;
-    }
-    half_ms + u64::from_ne_bytes(bytes) % (ms - half_ms + 1)
+    SmallRng::seed_from_u64(u64::from_ne_bytes(fill())).random_range(ms / 2..=ms)
 }
