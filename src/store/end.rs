@@ -92,6 +92,8 @@ pub fn end(place: &Place, ending: &Ending<'_>) -> Result<End, Fault> {
             };
             match take_guard(place, &opened, ending.patience_ms)? {
                 Try::Given => (&opened, true),
+                // That its guard is free is all that speaks for its being dead.
+                _ if ending.basis == Basis::DeadHolder => return Ok(End::Vetoed),
                 Try::Unsupported => (&opened, false),
                 Try::Busy if ending.force || left_out(Step::Veto) => (&opened, false),
                 Try::Busy => return Ok(End::Vetoed),

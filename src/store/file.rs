@@ -177,30 +177,34 @@ impl FileStore {
             self.polls = 0;
         }
         let unchanged_ms = self.watch.note((identity, epoch.nonce()), epoch.mtime(), boot_ms());
-        let basis = match judge_watched(epoch.mtime(), wall(), epoch.ttl_ms(), unchanged_ms) {
+        let verdict = judge_watched(epoch.mtime(), wall(), epoch.ttl_ms(), unchanged_ms);
+        let basis = match verdict {
             Verdict::Stale { .. } if unchanged_ms > epoch.ttl_ms() => Basis::Unchanged,
             Verdict::Stale { .. } => Basis::Age,
-            Verdict::Fresh { .. } if offer.evict_dead && self.is_dead(&epoch) => Basis::DeadHolder,
+            Verdict::Fresh { .. } if offer.evict_dead && self.may_be_dead(&epoch) => Basis::DeadHolder,
             Verdict::Fresh { remaining_ms } => {
                 let note = from_the_future(&epoch);
                 return Ok(self.busy(epoch, Some(remaining_ms), remaining_ms, note));
             }
         };
-        let ending = Ending {
-            judged: &epoch,
-            basis,
-            why: Why::Stale,
-            force: false,
-            reason: None,
-            mine: None,
-            patience_ms: if self.vetoed == Some(identity) { 0 } else { VETO_PATIENCE_MS },
+        let patience_ms = match basis {
+            // A holder that lives has its guard, and is the rule.
+            Basis::DeadHolder if self.given != Some(identity) => 0,
+            _ if self.vetoed == Some(identity) => 0,
+            _ => VETO_PATIENCE_MS,
         };
+        let ending =
+            Ending { judged: &epoch, basis, why: Why::Stale, force: false, reason: None, mine: None, patience_ms };
         match end(&self.place, &ending)? {
             End::Done(_) | End::DoneAside(_) => {
                 self.has_evicted = true;
                 Ok(Turn::Again)
             }
             End::Gone => Ok(Turn::Again),
+            End::Vetoed if basis == Basis::DeadHolder => {
+                let remaining_ms = if let Verdict::Fresh { remaining_ms } = verdict { remaining_ms } else { 0 };
+                Ok(self.busy(epoch, Some(remaining_ms), remaining_ms, None))
+            }
             End::Vetoed => {
                 self.vetoed = Some(identity);
                 let note = "stale, but a process still has its guard".to_owned();
@@ -214,17 +218,16 @@ impl FileStore {
         }
     }
 
-    /// Whether all who had the inherited guard must be dead (`--evict-dead`, asked for by name): written
-    /// under this boot, for this device, on a local file system. That its guard is free is found when the
-    /// ender takes it.
-    fn is_dead(&self, epoch: &Epoch) -> bool {
+    /// Whether a free guard would mean that all who had it are dead (`--evict-dead`, asked for by name):
+    /// the record says that it is inherited, and was written under this boot and for this device, on a
+    /// local file system. Whether it is free the ender finds out, by taking it.
+    fn may_be_dead(&self, epoch: &Epoch) -> bool {
         epoch.record().is_some_and(|record| {
             self.place.file_system.local
                 && record.guard == Guard::Inherited
                 && !record.boot_id.is_empty()
                 && record.boot_id == self.who.boot_id
                 && record.dev == epoch.identity().dev
-                && self.vetoed != Some(epoch.identity())
         })
     }
 

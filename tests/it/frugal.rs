@@ -1,5 +1,7 @@
 //! What an uncontended hold costs, and that the shipped program has nothing of the tests in it.
 
+use std::collections::BTreeSet;
+
 use crate::harness::{Sandbox, calls, shipped};
 
 #[test]
@@ -34,4 +36,64 @@ fn the_shipped_program_has_no_trace_of_the_switches_and_ignores_them() {
     sandbox.shipped().leave_out(all).arg("-n").lock().args(["--", "true"]).run().exited(75);
     gate.open();
     holder.wait().exited(0);
+}
+
+/// Names of the functions that call something which the C library selects at its start, from an unstripped
+/// program: calls of that kind go through addresses that are set only then.
+fn callers_of_selected_functions(program: &std::path::Path) -> BTreeSet<String> {
+    let tool = |name: &str, args: &[&str]| {
+        let output = std::process::Command::new(name).args(args).arg(program).output().expect("binutils");
+        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    // Where the selected addresses are kept.
+    let cells: BTreeSet<String> = tool("readelf", &["-rW"])
+        .lines()
+        .filter(|line| line.contains("R_X86_64_IRELATIV"))
+        .filter_map(|line| Some(line.split_whitespace().next()?.trim_start_matches('0').to_owned()))
+        .collect();
+    assert!(!cells.is_empty(), "a static program of this C library has such functions");
+    let (mut stubs, mut callers) = (BTreeSet::new(), BTreeSet::new());
+    let listing = tool("objdump", &["-d", "--no-show-raw-insn", "-C"]);
+    let instruction = |line: &str| -> Option<(String, String)> {
+        let (address, text) = line.trim_start().split_once(":\t")?;
+        Some((address.to_owned(), text.to_owned()))
+    };
+    for line in listing.lines() {
+        let Some((address, text)) = instruction(line) else { continue };
+        let cell = text.split_once("# ").map(|(_, rest)| rest.split_whitespace().next().unwrap_or("").to_owned());
+        if text.contains("jmp") && cell.is_some_and(|cell| cells.contains(&cell)) {
+            let at = u64::from_str_radix(&address, 16).expect("an address");
+            // A stub may begin with a landing pad of four bytes.
+            stubs.extend([format!("{at:x}"), format!("{:x}", at - 4)]);
+        }
+    }
+    let mut function = String::new();
+    for line in listing.lines() {
+        if let Some(name) = line.strip_suffix(">:").and_then(|line| line.split_once(" <")) {
+            function = name.1.to_owned();
+        } else if let Some((_, text)) = instruction(line)
+            && let Some(target) = text.strip_prefix("call").or_else(|| text.strip_prefix("jmp"))
+            && target.split_whitespace().next().is_some_and(|target| stubs.contains(target))
+        {
+            callers.insert(function.clone());
+        }
+    }
+    callers
+}
+
+#[test]
+fn nothing_of_ours_calls_what_the_c_library_selects_at_its_start() {
+    // The test build: nothing is stripped from it, and what is not inlined there calls no less.
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_withlock"));
+    let symbols = std::process::Command::new("readelf").arg("-sW").arg(program).output().expect("binutils").stdout;
+    if !String::from_utf8_lossy(&symbols).contains("withlock_start") {
+        println!("this build has no early start: another C library, or another machine");
+        return;
+    }
+    let callers = callers_of_selected_functions(program);
+    // The known-good case: the C library's own functions do, so the search finds such calls.
+    assert!(callers.contains("getenv"), "{callers:?}");
+    let ours: Vec<_> = callers.iter().filter(|name| name.contains("::") || name.starts_with('<')).collect();
+    assert!(ours.is_empty(), "{ours:?}");
 }

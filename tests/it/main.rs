@@ -9,6 +9,7 @@ mod cases_terminal;
 mod cases_waiting;
 mod contention;
 mod cron;
+mod evict_dead;
 mod frugal;
 mod harness;
 mod harness_works;
