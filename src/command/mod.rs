@@ -1,20 +1,26 @@
 //! The commands, a page each. `anyhow` is at home here: an error becomes a line and an exit code.
 
+mod break_;
+mod check;
+mod inspect;
 mod obtain;
+mod paths;
+mod reclaim;
 mod run;
+mod view;
 
 use std::ffi::OsString;
 
 use clap::Parser;
 use clap::error::ErrorKind;
 
-use crate::cli::{Cli, SubCli};
+use crate::cli::{Cli, Sub, SubCli};
 use crate::exit::Exit;
 use crate::options::{Plan, Usage, check_first_word, is_subcommand};
 use crate::store::Fault;
 use crate::sys::output::complain;
 use crate::sys::signal::{OnEntry, block_all};
-use crate::sys::{Errno, describe, handover, process};
+use crate::sys::{Errno, describe, handover, process, terminal};
 
 use run::Started;
 
@@ -64,7 +70,13 @@ fn dispatch(words: &[OsString], on_entry: OnEntry) -> anyhow::Result<u8> {
     }
     if words.first().is_some_and(|word| is_subcommand(word)) {
         return match SubCli::try_parse_from(arguments) {
-            Ok(_) => Err(Usage("not available".into()).into()),
+            Ok(cli) => match cli.subcommand {
+                Sub::Inspect(asked) => inspect::inspect(&asked, &on_entry),
+                Sub::Break(asked) => break_::break_lock(&asked, &on_entry),
+                Sub::Reclaim(asked) => reclaim::reclaim(&asked, &on_entry),
+                Sub::Check(asked) => check::check(&asked),
+                _ => Err(Usage("not available".into()).into()),
+            },
             Err(error) => usage_error(&error),
         };
     }
@@ -85,6 +97,12 @@ fn usage_error(error: &clap::Error) -> anyhow::Result<u8> {
     let first = text.split("\n\n").next().unwrap_or_default();
     let line = first.trim_start_matches("error: ").split_whitespace().collect::<Vec<_>>().join(" ");
     Err(Usage(format!("{line}; try: withlock --help")).into())
+}
+
+/// Writes what was asked for to standard output.
+fn write(bytes: &[u8]) -> Result<(), Fault> {
+    let path = b"standard output".to_vec();
+    terminal::show(bytes).map_err(|errno| Fault::Io { path, doing: "write", errno })
 }
 
 /// The system refused something other than the lock.

@@ -6,6 +6,7 @@
 
 pub mod clock;
 pub mod file;
+pub mod guard;
 pub mod handover;
 pub mod hook;
 pub mod output;
@@ -14,6 +15,7 @@ pub mod random;
 pub mod signal;
 pub mod sleep;
 pub mod spawn;
+pub mod terminal;
 pub mod timer;
 pub mod user;
 
