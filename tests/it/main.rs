@@ -13,4 +13,6 @@ mod frugal;
 mod harness;
 mod harness_works;
 mod killed_holder;
+mod ops_break;
+mod ops_inspect;
 mod token_endpoint;
