@@ -10,13 +10,13 @@ use crate::record::{MAX_LABEL_BYTES, Why, trash_name};
 use crate::report::document::{GuardState, Lock, State};
 use crate::report::holder;
 use crate::report::inspect::{argument, headline};
-use crate::store::look::may_not_end;
+use crate::store::look::{contest, may_not_end};
 use crate::store::{Basis, End, Ending, Epoch, Fault, Place, Seen, end};
 use crate::sys::clock::{boot_ms, wall};
 use crate::sys::file::Kind;
 use crate::sys::output::complain;
 use crate::sys::signal::OnEntry;
-use crate::sys::sleep::{Sleeper, pause};
+use crate::sys::sleep::Sleeper;
 use crate::sys::{random, user};
 use crate::text::{Shown, duration, time};
 
@@ -26,6 +26,8 @@ use super::{view, write};
 /// For how long an ender that is at work, or a lock that changes under each look, is tried again, in
 /// milliseconds.
 const PATIENCE_MS: u64 = 2_000;
+/// A forced break waits this long for an ender that is stuck, in milliseconds, and no longer.
+const PASS_OVER_PATIENCE_MS: u64 = 30_000;
 /// How often a lock with a time stamp in the future is looked at, in milliseconds.
 const WATCH_EVERY_MS: u64 = 200;
 /// How long to try for the guard before a veto counts, in milliseconds.
@@ -119,7 +121,9 @@ impl Job<'_> {
         if self.asked.dry_run {
             return self.dry_run(judged);
         }
-        let until_ms = boot_ms() + PATIENCE_MS;
+        let sleeper = Sleeper::new(self.on_entry);
+        let mut until_ms = boot_ms() + PATIENCE_MS;
+        let mut warned = false;
         loop {
             let ending = Ending {
                 judged,
@@ -138,13 +142,27 @@ impl Job<'_> {
                     let why = format!("cannot be broken: {why}");
                     return Err(Fault::NotPermitted { path: self.place.shown().to_vec(), why }.into());
                 }
-                End::Gone if is_time_left && self.is_still(judged)? => pause(5),
-                End::Claimed if is_time_left => pause(50),
+                End::Claimed if self.asked.force && !warned => {
+                    warned = true;
+                    if let Some(in_ms) = self.passed_over_in_ms(judged).filter(|in_ms| *in_ms < PASS_OVER_PATIENCE_MS) {
+                        until_ms = boot_ms() + in_ms + PATIENCE_MS;
+                        let (path, wait) = (self.path(), duration(in_ms));
+                        complain(&format!("{path}: another process is ending it; passing it over in {wait}"));
+                    }
+                }
+                // Between two attempts nothing is in our hands: a signal may end us.
+                End::Gone if is_time_left && self.is_still(judged)? => sleeper.sleep(5),
+                End::Claimed if is_time_left => sleeper.sleep(50),
                 End::Gone if self.is_still(judged)? => return self.refuse("other processes are at it as well"),
                 End::Gone => return self.refuse("the epoch that was looked at has ended"),
                 End::Claimed | End::Vetoed | End::NotStale { .. } => return self.refuse(""),
             }
         }
+    }
+
+    /// When the claim of an ender that is at work may be passed over without the guard.
+    fn passed_over_in_ms(&self, judged: &Epoch) -> Option<u64> {
+        contest(self.place, judged, self.now()).ok()?.map(|contest| contest.passed_over_in_ms)
     }
 
     fn is_still(&self, judged: &Epoch) -> Result<bool, Fault> {

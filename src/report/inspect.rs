@@ -149,7 +149,9 @@ fn notes(lock: &Lock) -> Vec<String> {
             if let Some(contest) = &lock.contest {
                 let age = duration(u64::try_from(contest.age_ms).unwrap_or(0));
                 let left = duration(contest.passed_over_in_ms);
-                notes.push(format!("Begun {age} ago; should it never finish, it is passed over in {left} at the latest."));
+                notes.push(format!(
+                    "Begun {age} ago. Should it be stuck: it is passed over once it has ended, and by force in {left}."
+                ));
             }
         }
         State::Blank => notes.push(format!(

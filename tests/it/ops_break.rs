@@ -374,34 +374,53 @@ fn without_an_inode_for_a_slot_a_stale_lock_is_freed_under_its_guard_and_its_rec
     assert!(lines[8].contains("removed") && lines[9].contains("1 removed, 0 kept") && lines.len() == 10, "{out}");
 }
 
-#[test]
-fn an_ender_at_work_is_not_disturbed_and_the_claim_of_a_dead_one_is_passed_over() {
-    let sandbox = Sandbox::new();
-    let dead = planted(1_000);
-    plant(&sandbox.lock(), &dead, 60_000);
-    // Stopped right before its rename, with claim and guard.
-    let inject = "inject=renameat2:signal=STOP:delay_enter=1";
+/// A break that has its claim and the guard and is stopped right behind the claim.
+fn stuck_ender(sandbox: &Sandbox) -> crate::harness::Running {
     let log = sandbox.io_path("strace");
-    let ender = sandbox.withlock().arg("break").lock().traced(&log, &["-e", "trace=renameat2", "-e", inject]).start();
+    let stop = ["-e", "trace=write", "-e", "inject=write:signal=STOP:when=1"];
+    let ender = sandbox.withlock().arg("break").lock().traced(&log, &stop).start();
     eventually("it has a claim and is stopped", || {
-        let claimed = slots(&sandbox.lock()).first().is_some_and(|slot| slot.path.join("claim-0").exists());
+        let slots = slots(&sandbox.lock());
+        let claimed = slots.first().is_some_and(|slot| slot.path.join("claim-0").exists());
         let state = crate::harness::process(ender.pid()).map(|process| process.state);
-        if claimed && state == Some('T') { Ok(()) } else { Err(state) }
+        if claimed && matches!(state, Some('t' | 'T')) { Ok(()) } else { Err((sandbox.names(), state)) }
     });
-    if sandbox.lock().exists() {
-        let second = sandbox.withlock().arg("break").lock().run();
-        second.exited(75).one_line(&["contested: pid", "is ending it", "not broken"]);
-        let forced = sandbox.withlock().args(["break", "--force"]).lock().run();
-        forced.exited(75).one_line(&["contested: pid", "not broken"]);
+    ender
+}
+
+#[test]
+fn an_ender_at_work_is_not_disturbed_and_the_claim_of_a_dead_one_is_passed_over_at_once() {
+    let sandbox = Sandbox::new();
+    plant(&sandbox.lock(), &planted(60_000), 300_000);
+    let ender = stuck_ender(&sandbox);
+    for args in [vec!["break"], vec!["break", "--force"]] {
+        let pid = format!("contested: pid {} on", ender.pid());
+        sandbox.withlock().args(args).lock().run().exited(75).one_line(&[&pid, "is ending it", "not broken"]);
     }
+    assert!(sandbox.lock().exists());
     send(ender.pid(), Signal::SIGKILL);
     ender.wait();
-    if sandbox.lock().exists() {
-        sandbox.withlock().arg("break").lock().run().exited(0).silent();
-        let claims = claims_in(&slots(&sandbox.lock())[0].path);
-        assert_eq!(claims.keys().copied().collect::<Vec<_>>(), [0, 1]);
-    }
+    sandbox.withlock().arg("break").lock().run().exited(0).silent();
+    let slots = slots(&sandbox.lock());
+    assert_eq!(claims_in(&slots[0].path).keys().copied().collect::<Vec<_>>(), [0, 1]);
+    assert!(!sandbox.lock().exists() && slots[0].lock.is_some());
+}
+
+#[test]
+fn an_ender_that_is_stuck_while_it_has_the_guard_is_passed_over_by_force_after_the_reclaim_age() {
+    let sandbox = Sandbox::new();
+    plant(&sandbox.lock(), &planted(1_000), 60_000);
+    let ender = stuck_ender(&sandbox);
+    let forced = sandbox.withlock().args(["break", "--force"]).lock().run();
+    forced.exited(0).one_line(&["another process is ending it", "passing it over in"]);
     assert!(!sandbox.lock().exists());
+    let next = planted(HOUR_MS);
+    plant(&sandbox.lock(), &next, 0);
+    // Let go at last, it does not touch the next epoch.
+    let before = Snapshot::of(&sandbox.lock());
+    send(ender.pid(), Signal::SIGCONT);
+    ender.wait().exited(75).one_line(&["held, expires in", "the epoch that was looked at has ended"]);
+    assert_eq!(Snapshot::of(&sandbox.lock()), before);
 }
 
 #[test]
