@@ -59,17 +59,12 @@ impl View {
             }
             Seen::Epoch(epoch) => self.epoch(&mut lock, &mut pending, place, epoch, now),
         }
-        match look::quarantines(place, now) {
-            Ok(found) => {
-                for quarantine in found {
-                    let target = quarantine.file_identity().map(|identity| self.target(place, identity));
-                    let quarantined = self.quarantined(path, &quarantine);
-                    lock.quarantine.push(quarantined);
-                    pending.quarantine.push(target);
-                }
-            }
-            Err(errno) => lock.quarantine_error = Some(describe(errno).into()),
-        }
+        let listed = look::each_quarantine(place, now, |found| {
+            let target = found.file_identity().map(|identity| self.target(place, identity));
+            lock.quarantine.push(self.quarantined(path, found));
+            pending.quarantine.push(target);
+        });
+        lock.quarantine_error = listed.err().map(|errno| describe(errno).into());
         self.locks.push((lock, pending));
         Ok(())
     }

@@ -52,11 +52,15 @@ pub fn contest(place: &Place, epoch: &Epoch, now: Stamp) -> Outcome<Option<Conte
     Ok(Some(Contest { claim, age_ms, passed_over_in_ms: u64::try_from(left_ms).unwrap_or(u64::MAX) }))
 }
 
-/// The quarantines of the lock at `place`, judged without taking a guard: a fate of
-/// [`reclaim::Fate::Reclaimable`] says nothing of it.
-pub fn quarantines(place: &Place, now: Stamp) -> Outcome<Vec<Quarantine>> {
+/// Tells `each` the quarantines of the lock at `place`, judged without taking a guard: a fate of
+/// [`reclaim::Fate::Reclaimable`] says nothing of it. One after the other: each keeps a descriptor.
+pub fn each_quarantine(place: &Place, now: Stamp, mut each: impl FnMut(&Quarantine)) -> Outcome<()> {
+    let names = reclaim::names(place)?;
     let survey = Survey::only_to_look(place, now);
-    reclaim::names(place)?.into_iter().filter_map(|name| survey.examine(name).transpose()).collect()
+    for name in names {
+        survey.examine(name)?.iter().for_each(&mut each);
+    }
+    Ok(())
 }
 
 /// Why we could not end this epoch even if it were stale, if so.

@@ -14,5 +14,7 @@ mod harness;
 mod harness_works;
 mod killed_holder;
 mod ops_break;
+mod ops_check;
 mod ops_inspect;
+mod ops_reclaim;
 mod token_endpoint;
