@@ -21,7 +21,7 @@ use crate::sys::{random, user};
 use crate::text::{Shown, duration, time};
 
 use super::paths::beside;
-use super::{view, write};
+use super::{Plainly, view, write};
 
 /// For how long an ender that is at work, or a lock that changes under each look, is tried again, in
 /// milliseconds.
@@ -37,11 +37,11 @@ const VETO_PATIENCE_MS: u64 = 100;
 pub(super) fn break_lock(asked: &Break, on_entry: &OnEntry) -> anyhow::Result<u8> {
     let nonce = options::nonce(asked.nonce.as_deref())?;
     let reason = asked.reason.as_deref().map(reason).transpose()?;
-    let place = Place::open(&asked.lock, false)?;
+    let place = Place::open(&asked.lock, false).map_err(Plainly)?;
     let job = Job { asked, place: &place, reason, on_entry };
     let epoch = match place.observe()? {
         Seen::Free => return job.say(0, &format!("{}: free, there is nothing to break", job.path())),
-        Seen::Foreign(_, what) => return Err(place.cannot(format!("not a withlock lock: {what}")).into()),
+        Seen::Foreign(_, what) => return Err(Plainly(place.cannot(format!("not a withlock lock: {what}"))).into()),
         Seen::Epoch(epoch) => epoch,
     };
     if let Some(nonce) = nonce
@@ -49,7 +49,7 @@ pub(super) fn break_lock(asked: &Break, on_entry: &OnEntry) -> anyhow::Result<u8
     {
         return job.refuse(&format!("the epoch {nonce} has ended"));
     }
-    place.dir.may_write().map_err(|errno| place.change_fault("break it", errno))?;
+    place.dir.may_write().map_err(|errno| Plainly(place.change_fault("break it", errno)))?;
     if let Some(why) = may_not_end(&place, &epoch) {
         return Err(
             Fault::NotPermitted { path: place.shown().to_vec(), why: format!("cannot be broken: {why}") }.into()
@@ -155,7 +155,12 @@ impl Job<'_> {
                 End::Claimed if is_time_left => sleeper.sleep(50),
                 End::Gone if self.is_still(judged)? => return self.refuse("other processes are at it as well"),
                 End::Gone => return self.refuse("the epoch that was looked at has ended"),
-                End::Claimed | End::Vetoed | End::NotStale { .. } => return self.refuse(""),
+                End::Claimed => return self.refuse(""),
+                End::Vetoed => return self.refuse("a process has its guard"),
+                End::NotStale { remaining_ms } => {
+                    let left = duration(remaining_ms);
+                    return self.refuse(&format!("by the clock of its file system it is not stale for another {left}"));
+                }
             }
         }
     }

@@ -79,7 +79,7 @@ fn look(paths: &[OsString]) -> Inspection {
             Asked::Directory => directory(path, &mut view, &mut found, &mut in_directories),
         };
         if let Err(fault) = added {
-            found.errors.push(problem(path, &fault));
+            found.errors.push(problem(path, fault));
         }
     }
     found.locks = view.finish();
@@ -101,7 +101,7 @@ fn directory(
     for name in &listing.locks {
         let path = beside(&dir, name);
         if let Err(fault) = Place::open(&path, false).and_then(|place| view.add(&path, &place)) {
-            found.errors.push(problem(&path, &fault));
+            found.errors.push(problem(&path, fault));
         }
         in_directories.push(path.as_bytes().to_vec());
     }

@@ -21,6 +21,7 @@ use crate::store::Fault;
 use crate::sys::output::complain;
 use crate::sys::signal::{OnEntry, block_all};
 use crate::sys::{Errno, describe, handover, process, terminal};
+use crate::text::Shown;
 
 use run::Started;
 
@@ -99,6 +100,21 @@ fn usage_error(error: &clap::Error) -> anyhow::Result<u8> {
     Err(Usage(format!("{line}; try: withlock --help")).into())
 }
 
+/// A fault of a command that takes no lock: where taking one could never succeed, that is not the news.
+#[derive(Debug)]
+struct Plainly(Fault);
+
+impl std::fmt::Display for Plainly {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.0 {
+            Fault::CannotTake { path, why } => write!(out, "{}: {why}", Shown(path)),
+            fault => write!(out, "{fault}"),
+        }
+    }
+}
+
+impl std::error::Error for Plainly {}
+
 /// Writes what was asked for to standard output.
 fn write(bytes: &[u8]) -> Result<(), Fault> {
     let path = b"standard output".to_vec();
@@ -128,6 +144,8 @@ impl std::error::Error for System {}
 
 fn exit_of(error: &anyhow::Error) -> Exit {
     if let Some(fault) = error.downcast_ref::<Fault>() {
+        fault.exit()
+    } else if let Some(Plainly(fault)) = error.downcast_ref::<Plainly>() {
         fault.exit()
     } else if error.is::<Usage>() {
         Exit::Usage

@@ -9,6 +9,8 @@ use crate::store::look::{Listing, list};
 use crate::store::{Fault, Place, Seen};
 use crate::sys::file::{Dir, Kind};
 
+use super::Plainly;
+
 /// What a path stands for.
 pub(super) enum Asked {
     /// The lock at this path.
@@ -65,6 +67,7 @@ pub(super) fn with_slash(path: &OsStr) -> OsString {
 }
 
 /// A fault, for a document.
-pub(super) fn problem(path: &OsStr, fault: &Fault) -> Problem {
-    Problem { name: PathText::new(path), error: fault.to_string(), exit: fault.exit().code() }
+pub(super) fn problem(path: &OsStr, fault: Fault) -> Problem {
+    let exit = fault.exit().code();
+    Problem { name: PathText::new(path), error: Plainly(fault).to_string(), exit }
 }

@@ -40,7 +40,7 @@ pub(super) fn reclaim(asked: &Reclaim, on_entry: &OnEntry) -> anyhow::Result<u8>
     for path in &asked.paths {
         match group(path) {
             Ok(group) => todo.push(group),
-            Err(fault) => report.errors.push(problem(path, &fault)),
+            Err(fault) => report.errors.push(problem(path, fault)),
         }
     }
     if let Some(older_than_ms) = older_than_ms {
@@ -51,7 +51,7 @@ pub(super) fn reclaim(asked: &Reclaim, on_entry: &OnEntry) -> anyhow::Result<u8>
         report.quarantine.extend(group.similar);
         for (lock, names) in group.by_lock {
             if let Err(fault) = one_lock(&lock, names, older_than_ms, &mut view, &mut report) {
-                report.errors.push(problem(&lock, &fault));
+                report.errors.push(problem(&lock, fault));
             }
         }
     }
@@ -189,7 +189,7 @@ fn one_lock(
                 Ok(true) => (FateWord::Removed, history(&told)),
                 Ok(false) => (FateWord::Gone, "another process removed it meanwhile".into()),
                 Err(errno) => {
-                    report.errors.push(problem(&beside(lock, &found.name), &failed(errno)));
+                    report.errors.push(problem(&beside(lock, &found.name), failed(errno)));
                     (FateWord::NotOurs, describe(errno).into())
                 }
             };

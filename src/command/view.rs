@@ -49,7 +49,7 @@ impl View {
         let now = wall();
         let seen = place.observe()?;
         let (mut lock, mut pending) =
-            (empty(path), Pending { is_local: place.file_system.local, ..Pending::default() });
+            (Lock::free(path), Pending { is_local: place.file_system.local, ..Pending::default() });
         match seen {
             Seen::Free => {}
             Seen::Foreign(stat, what) => {
@@ -221,30 +221,6 @@ impl View {
 
 const GUARDED: &str = "a process still has the guard of the file in it";
 
-fn empty(path: &OsStr) -> Lock {
-    Lock {
-        name: PathText::new(path),
-        state: State::Free,
-        stale: false,
-        foreign: None,
-        unreadable: false,
-        holder: None,
-        held_since_ms: None,
-        renewed_at_ms: None,
-        ttl_ms: None,
-        expires_in_ms: None,
-        overdue_ms: None,
-        ahead_ms: None,
-        guard: None,
-        contest: None,
-        file: None,
-        may_not_break: None,
-        next: Vec::new(),
-        quarantine: Vec::new(),
-        quarantine_error: None,
-    }
-}
-
 /// What to type, where that is right: an unforced break of what is stale (or has a time stamp that says
 /// nothing) and may be ended by us, and a reclaim where there is something to reclaim. A forced break is
 /// never proposed.
@@ -292,5 +268,5 @@ fn target(place: &Place, identity: Identity) -> Target {
 pub(super) fn of(path: &OsStr, place: &Place) -> Result<Lock, Fault> {
     let mut view = View::default();
     view.add(path, place)?;
-    Ok(view.finish().pop().unwrap_or_else(|| empty(path)))
+    Ok(view.finish().pop().unwrap_or_else(|| Lock::free(path)))
 }

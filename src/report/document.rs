@@ -200,6 +200,33 @@ pub struct Lock {
     pub quarantine_error: Option<String>,
 }
 
+impl Lock {
+    /// A path at which nothing stands.
+    pub fn free(path: impl AsRef<OsStr>) -> Self {
+        Lock {
+            name: PathText::new(path),
+            state: State::Free,
+            stale: false,
+            foreign: None,
+            unreadable: false,
+            holder: None,
+            held_since_ms: None,
+            renewed_at_ms: None,
+            ttl_ms: None,
+            expires_in_ms: None,
+            overdue_ms: None,
+            ahead_ms: None,
+            guard: None,
+            contest: None,
+            file: None,
+            may_not_break: None,
+            next: Vec::new(),
+            quarantine: Vec::new(),
+            quarantine_error: None,
+        }
+    }
+}
+
 #[allow(clippy::trivially_copy_pass_by_ref)] // The signature that serde asks for.
 fn is_false(value: &bool) -> bool {
     !value

@@ -323,3 +323,92 @@ pub fn break_line(path: &[u8], nonce: Option<&str>) -> String {
 pub fn argument(path: &[u8]) -> String {
     if path.starts_with(b"-") { shell_word(&[b"./", path].concat()) } else { shell_word(path) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{Nonce, Record, VERSION};
+
+    const NOW_MS: i64 = 1_700_000_600_000;
+
+    fn stale_but_guarded() -> Lock {
+        let record = Record {
+            version: VERSION,
+            nonce: Nonce::from_bytes([0xab; 16]),
+            claimed_at_ms: 1_700_000_000_000,
+            ttl_ms: 60_000,
+            host: "web1".into(),
+            boot_id: String::new(),
+            pid: 4711,
+            pid_started: 1,
+            uid: 1000,
+            command: "backup.sh".into(),
+            guard: Guard::Inherited,
+            dev: 1,
+            label: Some("nightly\x1b[2J".into()),
+            fence: Some(17),
+        };
+        let mut lock = Lock::free("/run/lock/backup.lock");
+        lock.state = State::StaleButGuarded;
+        lock.stale = true;
+        lock.holder = Some(Holder { alive: Some(Alive::NotHere), ..Holder::of(&record, Some("deploy".into())) });
+        lock.held_since_ms = Some(1_700_000_000_000);
+        lock.renewed_at_ms = Some(1_700_000_500_000);
+        lock.ttl_ms = Some(60_000);
+        lock.overdue_ms = Some(40_000);
+        let process = Process {
+            pid: 4712,
+            command: "rsync".into(),
+            state: 'D',
+            uid: Some(1000),
+            user: Some("deploy".into()),
+            running_since_ms: 1_700_000_001_000,
+            cpu_ms: 72_500,
+        };
+        let (state, processes) = (GuardState::Held, vec![process]);
+        lock.guard = Some(GuardReport { state, processes, perhaps_more: false, taken_by_pid: Some(4711) });
+        lock
+    }
+
+    #[test]
+    fn a_page_is_aligned_says_the_state_first_and_escapes_what_is_foreign() {
+        let lock = stale_but_guarded();
+        let expected = "\
+/run/lock/backup.lock: stale but guarded, overdue by 40s
+  It was not renewed, but a process still vouches for it: nobody takes it before those with its guard have ended.
+  holder        pid 4711 on web1: no such process here any more
+  user          deploy (1000)
+  command       backup.sh
+  label         nightly\\x1b[2J
+  fence         17
+  held since    10m ago     2023-11-14T22:13:20Z
+  last renewed  1m 40s ago  2023-11-14T22:21:40Z
+  stale since   40s ago     2023-11-14T22:22:40Z  (ttl 1m)
+  guard         held by 1 process
+    PID   COMMAND  USER           STATE                   CPU     RUNNING SINCE
+    4712  rsync    deploy (1000)  D waiting for a device  1m 12s  9m 59s ago     2023-11-14T22:13:21Z
+  nonce         abababababababababababababababab
+";
+        assert_eq!(page(&[lock], &[], NOW_MS, Paint::PLAIN), expected);
+    }
+
+    #[test]
+    fn of_several_locks_there_is_an_overview_the_worst_on_top() {
+        let page = page(&[Lock::free("b.lock"), stale_but_guarded()], &[], NOW_MS, Paint::PLAIN);
+        let lines: Vec<&str> = page.lines().take(3).collect();
+        assert_eq!(
+            lines,
+            [
+                "STATE              HELD FOR  BY                          LOCK",
+                "stale but guarded  10m       backup.sh pid 4711 on web1  /run/lock/backup.lock",
+                "free               -         -                           b.lock",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_path_is_never_taken_for_an_option() {
+        assert_eq!(break_line(b"-n", None), "withlock break ./-n");
+        assert_eq!(break_line(b"/a b", Some("ab")), "withlock break --nonce ab '/a b'");
+    }
+}

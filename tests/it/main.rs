@@ -16,5 +16,7 @@ mod killed_holder;
 mod ops_break;
 mod ops_check;
 mod ops_inspect;
+mod ops_look;
+mod ops_race;
 mod ops_reclaim;
 mod token_endpoint;
