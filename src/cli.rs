@@ -182,10 +182,10 @@ pub struct Inspect {
     /// Write JSON, one document
     #[arg(long)]
     pub json: bool,
-    /// Redraw every second until interrupted
+    /// Redraw every second on a terminal, until interrupted
     #[arg(long, conflicts_with_all = ["json", "quiet"])]
     pub watch: bool,
-    /// Print nothing; exit 0 free, 75 held, 79 stale
+    /// Print nothing; exit 0 free, 75 held (or guarded, contested, young), 79 stale, 73 no lock
     #[arg(short = 'q', long, conflicts_with = "json")]
     pub quiet: bool,
     /// Locks, or directories: every lock and quarantine in them

@@ -57,6 +57,11 @@ impl Nonce {
         Nonce::from_bytes(bytes)
     }
 
+    /// Whether this is the stand-in for a blank lock with this inode, whatever its time stamp.
+    pub fn is_of_blank(&self, inode: u64) -> bool {
+        self.0[..16] == Nonce::from_bytes([inode.to_be_bytes(), [0; 8]].concat().try_into().unwrap_or_default()).0[..16]
+    }
+
     /// The digits.
     pub fn as_str(&self) -> &str {
         std::str::from_utf8(&self.0).unwrap_or_default()
@@ -265,6 +270,12 @@ pub fn split_trash(name: &OsStr) -> Option<&OsStr> {
     Nonce::parse(nonce)?;
     let lock = rest.strip_suffix(TRASH_INFIX)?;
     (!lock.is_empty()).then_some(OsStr::from_bytes(lock))
+}
+
+/// Whether a name looks like a quarantine's to a careless eye. Most that do are; see [`SlotName::split`]
+/// and [`split_trash`].
+pub fn is_quarantine_like(name: &OsStr) -> bool {
+    [SLOT_INFIX, TRASH_INFIX].iter().any(|infix| name.as_bytes().windows(infix.len()).any(|w| w == *infix))
 }
 
 /// A decimal number as this program writes it: no sign, no leading zero, at most 2^64-1.

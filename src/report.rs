@@ -1,4 +1,9 @@
-//! What is said to people about a lock.
+//! What is said to people about a lock, and to programs.
+
+pub mod document;
+pub mod inspect;
+pub mod page;
+pub mod reclaim;
 
 use crate::record::{Guard, Record};
 use crate::text::{Shown, duration, shell_word, time};

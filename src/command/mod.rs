@@ -1,20 +1,27 @@
 //! The commands, a page each. `anyhow` is at home here: an error becomes a line and an exit code.
 
+mod break_;
+mod check;
+mod inspect;
 mod obtain;
+mod paths;
+mod reclaim;
 mod run;
+mod view;
 
 use std::ffi::OsString;
 
 use clap::Parser;
 use clap::error::ErrorKind;
 
-use crate::cli::{Cli, SubCli};
+use crate::cli::{Cli, Sub, SubCli};
 use crate::exit::Exit;
 use crate::options::{Plan, Usage, check_first_word, is_subcommand};
 use crate::store::Fault;
 use crate::sys::output::complain;
 use crate::sys::signal::{OnEntry, block_all};
-use crate::sys::{Errno, describe, handover, process};
+use crate::sys::{Errno, describe, handover, process, terminal};
+use crate::text::Shown;
 
 use run::Started;
 
@@ -64,7 +71,13 @@ fn dispatch(words: &[OsString], on_entry: OnEntry) -> anyhow::Result<u8> {
     }
     if words.first().is_some_and(|word| is_subcommand(word)) {
         return match SubCli::try_parse_from(arguments) {
-            Ok(_) => Err(Usage("not available".into()).into()),
+            Ok(cli) => match cli.subcommand {
+                Sub::Inspect(asked) => inspect::inspect(&asked, &on_entry),
+                Sub::Break(asked) => break_::break_lock(&asked, &on_entry),
+                Sub::Reclaim(asked) => reclaim::reclaim(&asked, &on_entry),
+                Sub::Check(asked) => check::check(&asked),
+                _ => Err(Usage("not available".into()).into()),
+            },
             Err(error) => usage_error(&error),
         };
     }
@@ -85,6 +98,27 @@ fn usage_error(error: &clap::Error) -> anyhow::Result<u8> {
     let first = text.split("\n\n").next().unwrap_or_default();
     let line = first.trim_start_matches("error: ").split_whitespace().collect::<Vec<_>>().join(" ");
     Err(Usage(format!("{line}; try: withlock --help")).into())
+}
+
+/// A fault of a command that takes no lock: where taking one could never succeed, that is not the news.
+#[derive(Debug)]
+struct Plainly(Fault);
+
+impl std::fmt::Display for Plainly {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.0 {
+            Fault::CannotTake { path, why } => write!(out, "{}: {why}", Shown(path)),
+            fault => write!(out, "{fault}"),
+        }
+    }
+}
+
+impl std::error::Error for Plainly {}
+
+/// Writes what was asked for to standard output.
+fn write(bytes: &[u8]) -> Result<(), Fault> {
+    let path = b"standard output".to_vec();
+    terminal::show(bytes).map_err(|errno| Fault::Io { path, doing: "write", errno })
 }
 
 /// The system refused something other than the lock.
@@ -110,6 +144,8 @@ impl std::error::Error for System {}
 
 fn exit_of(error: &anyhow::Error) -> Exit {
     if let Some(fault) = error.downcast_ref::<Fault>() {
+        fault.exit()
+    } else if let Some(Plainly(fault)) = error.downcast_ref::<Plainly>() {
         fault.exit()
     } else if error.is::<Usage>() {
         Exit::Usage

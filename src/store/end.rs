@@ -110,7 +110,7 @@ pub fn end(place: &Place, ending: &Ending<'_>) -> Result<End, Fault> {
 }
 
 /// A directory with the sticky bit lets only the owners of file or directory rename in it.
-fn may_not_rename(place: &Place, lock: &Stat) -> Option<String> {
+pub(super) fn may_not_rename(place: &Place, lock: &Stat) -> Option<String> {
     const STICKY: u32 = 0o1000;
     let dir = place.dir.stat().ok()?;
     let me = process::effective_uid();

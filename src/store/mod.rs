@@ -6,6 +6,7 @@ mod end;
 mod fault;
 pub mod file;
 mod held;
+pub mod look;
 mod place;
 pub mod reclaim;
 

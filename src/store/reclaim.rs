@@ -8,7 +8,7 @@ use std::ffi::{OsStr, OsString};
 
 use crate::lease::{BLANK_TTL_MS, RECLAIM_MARGIN_MS, Stamp, reclaim_age_ms};
 use crate::record::{self, Claim, Content, MAX_READ_BYTES, Record, SlotName, claim_number, split_trash, trash_name};
-use crate::sys::file::{Dir, File, Kind, Outcome, Stat, Try};
+use crate::sys::file::{Dir, File, Identity, Kind, Outcome, Stat, Try};
 use crate::sys::hook::{Step, left_out};
 use crate::sys::{Errno, describe, random};
 use crate::text::Shown;
@@ -59,8 +59,16 @@ pub struct Quarantine {
 /// Removes what the rule allows of one lock's quarantines. Errors are nobody's business here: what could
 /// not be removed is removed next time.
 pub fn remove_aged(place: &Place) {
-    for found in survey(place).unwrap_or_default() {
-        if found.fate == Fate::Reclaimable {
+    let Ok(names) = names(place) else { return };
+    if names.is_empty() {
+        return;
+    }
+    let Ok(survey) = Survey::to_remove(place) else { return };
+    // One after the other: each keeps a descriptor, and a crash loop leaves more of them than there are.
+    for name in names {
+        if let Ok(Some(found)) = survey.examine(name)
+            && found.fate == Fate::Reclaimable
+        {
             let _ = remove(place, &found);
         }
     }
@@ -68,48 +76,108 @@ pub fn remove_aged(place: &Place) {
 
 /// All quarantines of the lock at `place`, and what else has such a name.
 pub fn survey(place: &Place) -> Outcome<Vec<Quarantine>> {
+    let names = names(place)?;
+    if names.is_empty() {
+        return Ok(Vec::new());
+    }
+    let survey = Survey::to_remove(place)?;
+    names.into_iter().filter_map(|name| survey.examine(name).transpose()).collect()
+}
+
+/// The names beside the lock at `place` that are those of its quarantines, sorted.
+pub fn names(place: &Place) -> Outcome<Vec<OsString>> {
     let mut names: Vec<OsString> = Vec::new();
     place.dir.list(|name| {
         if SlotName::parse(&place.name, name).is_some() || split_trash(name) == Some(place.name.as_os_str()) {
             names.push(name.to_owned());
         }
     })?;
-    if names.is_empty() {
-        return Ok(Vec::new());
-    }
     names.sort();
-    // The file system's clock, by the stamp of a file made just now: never of the slot itself, whose
-    // stamp is what is judged.
-    let now = place.dir.file_system_time(&trash_name(&place.name, &random::nonce()))?;
-    names.into_iter().filter_map(|name| examine(place, name, now).transpose()).collect()
+    Ok(names)
 }
 
-fn examine(place: &Place, name: OsString, now: Stamp) -> Outcome<Option<Quarantine>> {
-    let Some(stat) = place.dir.lstat(&name)? else { return Ok(None) };
-    let slot = SlotName::parse(&place.name, &name);
-    let mut found = Quarantine {
-        name,
-        slot,
-        fate: Fate::Reclaimable,
-        age_ms: now.since_ms(stat.mtime),
-        safe_age_ms: reclaim_age_ms(BLANK_TTL_MS),
-        record: None,
-        claims: Vec::new(),
-        stat,
-        guard: None,
-    };
-    let looked = match stat.kind {
-        Kind::Directory => found.look_inside(place),
-        Kind::Regular => found.look_at_file(place),
-        kind => Ok(Some(format!("it is {}", kind.describe()))),
-    };
-    match looked {
-        Ok(None) => found.decide(place)?,
-        Ok(Some(why)) => found.fate = Fate::NotOurs(why),
-        Err(Errno::ENOENT) => return Ok(None),
-        Err(errno) => found.fate = Fate::NotOurs(format!("it cannot be examined: {}", describe(errno))),
+/// What one lock's quarantines are judged by.
+#[derive(Debug)]
+pub struct Survey<'a> {
+    place: &'a Place,
+    now: Stamp,
+    at_path: AtPath,
+    takes_guards: bool,
+}
+
+/// What is at the lock path. Looked at once, after the names were read: an epoch that has ended never
+/// comes back.
+#[derive(Debug)]
+enum AtPath {
+    Epoch(SlotName),
+    None,
+    /// What cannot be looked at may be any slot's epoch.
+    Unknown,
+}
+
+impl<'a> Survey<'a> {
+    /// To remove what is found reclaimable: the guard of each quarantined file is taken and kept until
+    /// then.
+    pub fn to_remove(place: &'a Place) -> Outcome<Self> {
+        // The file system's clock, by the stamp of a file made just now: never of the slot itself, whose
+        // stamp is what is judged.
+        let now = place.dir.file_system_time(&trash_name(&place.name, &random::nonce()))?;
+        Ok(Survey { place, now, at_path: AtPath::look(place), takes_guards: true })
     }
-    Ok(Some(found))
+
+    /// Only to look, at the time `now`: nothing is written or locked, so a fate of
+    /// [`Fate::Reclaimable`] says nothing of the guard.
+    pub fn only_to_look(place: &'a Place, now: Stamp) -> Self {
+        Survey { place, now, at_path: AtPath::look(place), takes_guards: false }
+    }
+
+    /// Judges what has this name; `None` if nothing has it any more.
+    pub fn examine(&self, name: OsString) -> Outcome<Option<Quarantine>> {
+        let Some(stat) = self.place.dir.lstat(&name)? else { return Ok(None) };
+        let slot = SlotName::parse(&self.place.name, &name);
+        let mut found = Quarantine {
+            name,
+            slot,
+            fate: Fate::Reclaimable,
+            age_ms: self.now.since_ms(stat.mtime),
+            safe_age_ms: reclaim_age_ms(BLANK_TTL_MS),
+            record: None,
+            claims: Vec::new(),
+            stat,
+            guard: None,
+        };
+        let looked = match stat.kind {
+            Kind::Directory => found.look_inside(self.place),
+            Kind::Regular => found.look_at_file(self.place),
+            kind => Ok(Some(format!("it is {}", kind.describe()))),
+        };
+        match looked {
+            Ok(None) => found.decide(self)?,
+            Ok(Some(why)) => found.fate = Fate::NotOurs(why),
+            Err(Errno::ENOENT) => return Ok(None),
+            Err(errno) => found.fate = Fate::NotOurs(format!("it cannot be examined: {}", describe(errno))),
+        }
+        Ok(Some(found))
+    }
+}
+
+impl AtPath {
+    fn look(place: &Place) -> Self {
+        match place.observe() {
+            Ok(Seen::Free | Seen::Foreign(..)) => AtPath::None,
+            Ok(Seen::Epoch(epoch)) if epoch.known == super::Known::Unreadable => AtPath::Unknown,
+            Ok(Seen::Epoch(epoch)) => AtPath::Epoch(epoch.slot_name()),
+            Err(_) => AtPath::Unknown,
+        }
+    }
+
+    fn may_be(&self, slot: Option<SlotName>) -> bool {
+        match self {
+            AtPath::Epoch(live) => slot == Some(*live),
+            AtPath::None => false,
+            AtPath::Unknown => true,
+        }
+    }
 }
 
 impl Quarantine {
@@ -131,6 +199,9 @@ impl Quarantine {
             let file = dir.open_file(name)?;
             let content = file.content(MAX_READ_BYTES)?;
             if name == QUARANTINED {
+                if !self.belongs(&content, &stat) {
+                    return Ok(Some("the lock in it is not this epoch's".into()));
+                }
                 self.take_record(&content);
                 self.guard = Some(file);
             } else if let Ok(claim) = serde_json::from_slice::<Claim>(&content) {
@@ -148,17 +219,24 @@ impl Quarantine {
             return Err(Errno::ENOENT);
         }
         let content = file.content(MAX_READ_BYTES)?;
-        let belongs = match record::classify(&content, self.stat.size_bytes) {
-            Content::Record(record) => self.slot.is_none_or(|slot| slot == SlotName::of(&record)),
-            Content::Blank => true,
-            Content::Newer(_) | Content::Foreign => false,
-        };
-        if !belongs {
+        if !self.belongs(&content, &self.stat) {
             return Ok(Some("it is a file without this epoch's record".into()));
         }
         self.take_record(&content);
         self.guard = Some(file);
         Ok(None)
+    }
+
+    /// Whether a file with this content is the one that was moved to this name.
+    fn belongs(&self, content: &[u8], stat: &Stat) -> bool {
+        match record::classify(content, stat.size_bytes) {
+            Content::Record(record) => self.slot.is_none_or(|slot| {
+                // The maker of a blank lock may have written its record after it was ended.
+                slot == SlotName::of(&record) || slot.nonce.is_of_blank(stat.identity.ino)
+            }),
+            Content::Blank => true,
+            Content::Newer(_) | Content::Foreign => false,
+        }
     }
 
     fn take_record(&mut self, content: &[u8]) {
@@ -167,17 +245,19 @@ impl Quarantine {
         }
     }
 
-    fn decide(&mut self, place: &Place) -> Outcome<()> {
+    fn decide(&mut self, survey: &Survey<'_>) -> Outcome<()> {
         let claimed_ttl_ms = self.claims.iter().map(|claim| claim.ttl_ms).max();
         let ttl_ms = self.record.as_ref().map(Record::judged_ttl_ms).or(claimed_ttl_ms).unwrap_or(BLANK_TTL_MS);
         self.safe_age_ms = reclaim_age_ms(ttl_ms.max(crate::lease::MIN_TTL_MS));
         debug_assert!(self.safe_age_ms >= RECLAIM_MARGIN_MS);
         let left_ms = i128::from(self.safe_age_ms) - i128::from(self.age_ms);
-        self.fate = if self.is_live(place) && !left_out(Step::ReclaimLive) {
+        let is_guarded = || -> Outcome<bool> {
+            let guard = self.guard.as_ref().filter(|_| survey.takes_guards);
+            Ok(guard.map(File::try_guard).transpose()? == Some(Try::Busy))
+        };
+        self.fate = if survey.at_path.may_be(self.slot) && !left_out(Step::ReclaimLive) {
             Fate::Live
-        } else if self.guard.as_ref().map(File::try_guard).transpose()? == Some(Try::Busy)
-            && !left_out(Step::ReclaimGuard)
-        {
+        } else if is_guarded()? && !left_out(Step::ReclaimGuard) {
             Fate::Guarded
         } else if left_ms >= 0 && !left_out(Step::ReclaimAge) {
             Fate::Young { in_ms: u64::try_from(left_ms + 1).unwrap_or(u64::MAX) }
@@ -187,13 +267,14 @@ impl Quarantine {
         Ok(())
     }
 
-    fn is_live(&self, place: &Place) -> bool {
-        match place.observe() {
-            Ok(Seen::Free | Seen::Foreign(..)) => false,
-            Ok(Seen::Epoch(epoch)) => self.slot == Some(epoch.slot_name()),
-            // What cannot be looked at may be this very epoch.
-            Err(_) => true,
-        }
+    /// The quarantined file; its guard is somebody's own business.
+    pub fn file_identity(&self) -> Option<Identity> {
+        self.guard.as_ref().and_then(|file| file.stat().ok()).map(|stat| stat.identity)
+    }
+
+    /// Whether it is a directory, with the dead owner's record inside; otherwise it is that file.
+    pub fn is_directory(&self) -> bool {
+        self.stat.kind == Kind::Directory
     }
 
     /// Whether the name leads to what was examined.
@@ -226,16 +307,28 @@ pub fn remove(place: &Place, found: &Quarantine) -> Outcome<bool> {
         }
         return Ok(false);
     }
+    // From here on another reclaimer may be at the same private name: whoever takes the last of it away
+    // has removed it.
     if found.stat.kind == Kind::Regular {
-        dir.unlink(&private)?;
-        return Ok(true);
+        return was_mine(dir.unlink(&private));
     }
-    let slot = dir.open_dir(&private)?;
+    let slot = match dir.open_dir(&private) {
+        Ok(slot) => slot,
+        Err(Errno::ENOENT) => return Ok(false),
+        Err(errno) => return Err(errno),
+    };
     let mut names = Vec::new();
     slot.list(|name| names.push(name.to_owned()))?;
     for name in names.iter().filter(|name| *name == QUARANTINED || claim_number(name).is_some()) {
-        slot.unlink(name)?;
+        was_mine(slot.unlink(name))?;
     }
-    dir.remove_dir(&private)?;
-    Ok(true)
+    was_mine(dir.remove_dir(&private))
+}
+
+fn was_mine(removed: Outcome<()>) -> Outcome<bool> {
+    match removed {
+        Ok(()) => Ok(true),
+        Err(Errno::ENOENT) => Ok(false),
+        Err(errno) => Err(errno),
+    }
 }

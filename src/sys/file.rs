@@ -108,6 +108,8 @@ impl From<FileStat> for Stat {
 pub struct FileSystem {
     /// Whether it is one of those that only this host writes and whose flock every process here sees.
     pub local: bool,
+    /// Whether the kernel's table of locks names its files by the device number that lstat tells.
+    pub plain_device: bool,
     /// Whether it is mounted read-only.
     pub read_only: bool,
     /// The longest name, in bytes.
@@ -125,6 +127,10 @@ const LOCAL_MAGIC: &[u32] = &[
     0x2fc1_2fc1, // zfs
 ];
 
+/// Those of them whose files all have the device number of the file system itself. Subvolumes (btrfs)
+/// and layers (overlayfs) have numbers of their own.
+const PLAIN_DEVICE_MAGIC: &[u32] = &[0x0000_ef53, 0x5846_5342, 0x0102_1994, 0xf2f5_2010, 0x2fc1_2fc1];
+
 impl FileSystem {
     fn of(found: nix::sys::statfs::Statfs) -> Self {
         // The magic number is 32 bits wide, whatever the width and sign of the C type.
@@ -132,6 +138,7 @@ impl FileSystem {
         let magic = found.filesystem_type().0 as u32;
         FileSystem {
             local: LOCAL_MAGIC.contains(&magic),
+            plain_device: PLAIN_DEVICE_MAGIC.contains(&magic),
             read_only: found.flags().contains(FsFlags::ST_RDONLY),
             name_max_bytes: usize::try_from(found.maximum_name_length()).unwrap_or(255).clamp(1, 255),
         }

@@ -6,6 +6,7 @@
 
 pub mod clock;
 pub mod file;
+pub mod guard;
 pub mod handover;
 pub mod hook;
 pub mod lookout;
@@ -16,6 +17,7 @@ pub mod raw;
 pub mod signal;
 pub mod sleep;
 pub mod spawn;
+pub mod terminal;
 pub mod timer;
 pub mod user;
 

@@ -238,7 +238,7 @@ fn c26_a_lock_whose_content_is_gone_is_lost() {
 }
 
 /// A slot as an evictor leaves it, with a record and a claim, all of it `age_ms` old.
-fn plant_slot(lock: &Path, ttl_ms: u64, age_ms: u64) -> std::path::PathBuf {
+pub(crate) fn plant_slot(lock: &Path, ttl_ms: u64, age_ms: u64) -> std::path::PathBuf {
     let mut dead = planted(ttl_ms);
     dead.claimed_at_ms -= age_ms;
     let name = withlock::record::SlotName::of(&dead).file_name(lock.file_name().expect("a name"));

@@ -17,7 +17,7 @@ const AT_ONCE: Duration = Duration::from_secs(10);
 const LONG_WAIT: [&str; 2] = ["-w", "1h"];
 
 /// What a maker that died early, or a power cut, can leave.
-fn blanks() -> Vec<(&'static str, Vec<u8>)> {
+pub(crate) fn blanks() -> Vec<(&'static str, Vec<u8>)> {
     let line = planted(1_000).encode();
     let mut cut_then_nul = line[..40].to_vec();
     cut_then_nul.resize(line.len(), 0);
@@ -87,7 +87,7 @@ fn c04_a_young_unreadable_lock_is_held_whoever_looks() {
 }
 
 /// Through a read-only mount of `dir`, in a mount namespace of its own. Needs root.
-fn on_read_only<'s>(run: Run<'s>, dir: &Path) -> Run<'s> {
+pub(crate) fn on_read_only<'s>(run: Run<'s>, dir: &Path) -> Run<'s> {
     let script = r#"mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@""#;
     let front = ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", script].map(OsStr::new);
     run.through(front.into_iter().chain([dir.as_os_str()]).collect::<Vec<_>>())
@@ -324,7 +324,7 @@ fn c14_every_name_that_can_be_locked_can_also_be_broken() {
 }
 
 /// Every byte that a file name may have.
-fn nasty_names() -> Vec<OsString> {
+pub(crate) fn nasty_names() -> Vec<OsString> {
     let all: Vec<u8> = (1..=255).filter(|byte| *byte != b'/').collect();
     let mut names: Vec<OsString> = all.chunks(128).map(|half| OsString::from_vec(half.to_vec())).collect();
     names.extend(

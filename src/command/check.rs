@@ -1,0 +1,85 @@
+//! `withlock check`: do I still hold it? For use right before a commit, so it asks no more than it must.
+
+use std::os::unix::ffi::OsStrExt;
+
+use crate::cli::Check;
+use crate::exit::Exit;
+use crate::lease::{Verdict, judge};
+use crate::options::{self, Usage};
+use crate::record::{Guard, Nonce};
+use crate::store::look::contest;
+use crate::store::{Fault, Known, Place, Seen};
+use crate::sys::clock::wall;
+use crate::sys::guard::Guarded;
+use crate::sys::output::complain;
+use crate::sys::process::variable;
+use crate::text::{Shown, duration};
+
+use super::view::guard_of;
+
+/// Says by its exit code whether the lock is held under this nonce.
+pub(super) fn check(asked: &Check) -> anyhow::Result<u8> {
+    let Some(lock) = asked.lock.clone().or_else(|| variable("WITHLOCK_LOCK")) else {
+        return Err(Usage("no LOCK given, and WITHLOCK_LOCK is not set".into()).into());
+    };
+    let given = match (options::nonce(asked.nonce.as_deref())?, variable("WITHLOCK_NONCE")) {
+        (Some(nonce), _) => Some(nonce),
+        (None, Some(text)) => Some(from_environment(text.as_bytes())?),
+        (None, None) if variable("WITHLOCK_MODE").is_some_and(|mode| mode == "degraded") => None,
+        (None, None) => return Err(Usage("no --nonce given, and WITHLOCK_NONCE is not set".into()).into()),
+    };
+    let why_not = match given {
+        Some(nonce) => match Place::open(&lock, false).and_then(|place| why_not(&place, &nonce)) {
+            // A directory that is gone took the lock with it.
+            Err(Fault::CannotTake { why, .. }) => Some(why),
+            found => found?,
+        },
+        None => Some("this command was run without the lock".into()),
+    };
+    let Some(why) = why_not else { return Ok(0) };
+    complain(&format!("{}: not held: {why}", Shown::os(&lock)));
+    Ok(Exit::Lost.code())
+}
+
+fn from_environment(text: &[u8]) -> Result<Nonce, Usage> {
+    Nonce::parse(text).ok_or_else(|| Usage("WITHLOCK_NONCE: not 32 lower-case hex digits".into()))
+}
+
+/// Why the lock is not surely held under this nonce.
+fn why_not(place: &Place, nonce: &Nonce) -> Result<Option<String>, Fault> {
+    let epoch = match place.observe()? {
+        Seen::Free => return Ok(Some("the lock file is gone".into())),
+        Seen::Foreign(_, what) => return Ok(Some(format!("{what} is there instead"))),
+        Seen::Epoch(epoch) => epoch,
+    };
+    let record = match (epoch.record(), &epoch.known) {
+        (Some(record), _) if record.nonce == *nonce => record,
+        (Some(record), _) => return Ok(Some(format!("another holds it now (nonce {})", record.nonce))),
+        (None, Known::Unreadable) => return Ok(Some("we may not read the file that is there".into())),
+        (None, _) => return Ok(Some("the file there has no record".into())),
+    };
+    let now = wall();
+    let contest = contest(place, &epoch, now).map_err(|errno| place.io("read its quarantine", errno))?;
+    let overdue_ms = match judge(epoch.mtime(), now, epoch.ttl_ms()) {
+        Verdict::Stale { overdue_ms } => Some(overdue_ms),
+        Verdict::Fresh { .. } => None,
+    };
+    if contest.is_none() && overdue_ms.is_none() {
+        return Ok(None);
+    }
+    let is_local = place.file_system.local;
+    let guard = guard_of(place, epoch.identity());
+    // Whoever ends an epoch on a local file system keeps its guard: beside a free one a claim is dead.
+    if contest.is_some() && !(is_local && guard == Guarded::Free) {
+        return Ok(Some("another process is ending it".into()));
+    }
+    // Behind a guard nobody ends it, whatever its age. Without one anybody may, at any moment.
+    let is_guarded = match guard {
+        Guarded::Held { .. } => true,
+        Guarded::Free => false,
+        Guarded::Unknown => is_local && record.guard != Guard::None,
+    };
+    Ok(overdue_ms
+        .filter(|_| !is_guarded)
+        .map(|ms| format!("its lease ran out {} ago, so that anybody may end it", duration(ms))))
+}
