@@ -8,6 +8,7 @@ pub mod file;
 mod held;
 mod place;
 pub mod reclaim;
+pub mod reserve;
 
 use std::ffi::OsString;
 use std::os::fd::RawFd;
