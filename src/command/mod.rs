@@ -1,6 +1,12 @@
 //! The commands, a page each. `anyhow` is at home here: an error becomes a line and an exit code.
 
+mod acquire;
+mod by_nonce;
+mod keep;
 mod obtain;
+mod release;
+mod renew;
+mod reserve;
 mod run;
 
 use std::ffi::OsString;
@@ -8,7 +14,7 @@ use std::ffi::OsString;
 use clap::Parser;
 use clap::error::ErrorKind;
 
-use crate::cli::{Cli, SubCli};
+use crate::cli::{Cli, Sub, SubCli};
 use crate::exit::Exit;
 use crate::options::{Plan, Usage, check_first_word, is_subcommand};
 use crate::store::Fault;
@@ -64,13 +70,23 @@ fn dispatch(words: &[OsString], on_entry: OnEntry) -> anyhow::Result<u8> {
     }
     if words.first().is_some_and(|word| is_subcommand(word)) {
         return match SubCli::try_parse_from(arguments) {
-            Ok(_) => Err(Usage("not available".into()).into()),
+            Ok(SubCli { subcommand }) => subordinate(subcommand, &on_entry),
             Err(error) => usage_error(&error),
         };
     }
     match Cli::try_parse_from(arguments) {
         Ok(cli) => run::run(Plan::new(cli.run)?, on_entry),
         Err(error) => usage_error(&error),
+    }
+}
+
+fn subordinate(subcommand: Sub, on_entry: &OnEntry) -> anyhow::Result<u8> {
+    match subcommand {
+        Sub::Acquire(given) => acquire::acquire(given, on_entry),
+        Sub::Renew(given) => renew::renew(given),
+        Sub::Release(given) => release::release(given),
+        Sub::Reserve(given) => reserve::reserve(given, on_entry),
+        _ => Err(Usage("not available".into()).into()),
     }
 }
 

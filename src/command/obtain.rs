@@ -74,7 +74,8 @@ pub(super) fn obtain(
         };
         let next_ms = notice.show(&busy, lock, waited_ms);
         // No word of a wait that is over by then: its end has a line of its own.
-        let word = notice.word(&busy, lock, began_ms).filter(|word| word.at_boot_ms < boot_ms().saturating_add(left_ms));
+        let word =
+            notice.word(&busy, lock, began_ms).filter(|word| word.at_boot_ms < boot_ms().saturating_add(left_ms));
         notice.said |= store.wait(&busy, left_ms.min(next_ms), word)?;
     }
 }

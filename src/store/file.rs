@@ -88,6 +88,11 @@ impl FileStore {
         })
     }
 
+    /// Writes another process into the record than this one: the one that people should look at.
+    pub fn on_behalf_of(&mut self, pid: u32, pid_started: u64) {
+        (self.who.pid, self.who.pid_started) = (pid, pid_started);
+    }
+
     /// Where the lock is.
     pub fn place(&self) -> &Place {
         &self.place
@@ -192,7 +197,7 @@ impl FileStore {
         }
         // Not for long: our own lease runs already. The token grows without that lock as well.
         let patience_ms = DEFAULT_RESERVE_WAIT_MS.min(renew_every_ms(offer.ttl_ms) / 2);
-        numbers.next(patience_ms, None).map(|reserved| Some(reserved.number))
+        numbers.next_meanwhile(patience_ms).map(|reserved| Some(reserved.number))
     }
 
     /// After an error with a file that has no record yet.

@@ -15,7 +15,7 @@ use crate::sys::clock::boot_ms;
 use crate::sys::file::{Dir, Outcome};
 use crate::sys::hook::Step;
 use crate::sys::signal::OnEntry;
-use crate::sys::{Errno, process};
+use crate::sys::{Errno, process, random, sleep};
 
 use super::{Attempt, Busy, Fault, FileStore, Held, Offer, Place, Store};
 
@@ -74,7 +74,21 @@ impl Numbers {
 
     /// Hands out the next number: with the lock if it can be had within `patience_ms`, else without.
     pub fn next(&mut self, patience_ms: u64, start: Option<u64>) -> Result<Reserved, Fault> {
-        let lock = self.take_lock(patience_ms);
+        let lock = self.take_lock(patience_ms, |store, busy, left_ms| store.wait(busy, left_ms, None).map(drop));
+        self.hand_out(lock, start)
+    }
+
+    /// The same for a caller who has a lock of its own in its hands: no signal ends it while it waits.
+    pub(super) fn next_meanwhile(&mut self, patience_ms: u64) -> Result<Reserved, Fault> {
+        const PACE_MS: u64 = 10;
+        let lock = self.take_lock(patience_ms, |_, _, left_ms| {
+            sleep::pause(random::jittered_ms(PACE_MS.min(left_ms)));
+            Ok(())
+        });
+        self.hand_out(lock, None)
+    }
+
+    fn hand_out(&self, lock: Result<Box<dyn Held>, Without>, start: Option<u64>) -> Result<Reserved, Fault> {
         let place = self.store.place();
         let reserved = reserve(&place.dir, start).map_err(|refused| refused.at(place));
         let without_lock = match lock {
@@ -112,7 +126,11 @@ impl Numbers {
             && place.dir.stat().map_err(failed)?.identity == self.store.place().dir.stat().map_err(failed)?.identity)
     }
 
-    fn take_lock(&mut self, patience_ms: u64) -> Result<Box<dyn Held>, Without> {
+    fn take_lock(
+        &mut self,
+        patience_ms: u64,
+        mut wait: impl FnMut(&mut FileStore, &Busy, u64) -> Result<(), Fault>,
+    ) -> Result<Box<dyn Held>, Without> {
         let offer = Offer {
             // A caller that died is waited for no longer than the default patience of the next.
             ttl_ms: MIN_TTL_MS,
@@ -136,7 +154,7 @@ impl Numbers {
             if in_vain || waited_ms >= patience_ms {
                 return Err(Without::Busy(busy));
             }
-            self.store.wait(&busy, patience_ms - waited_ms, None).map_err(Without::Fault)?;
+            wait(&mut self.store, &busy, patience_ms - waited_ms).map_err(Without::Fault)?;
         }
     }
 

@@ -8,6 +8,7 @@ pub mod clock;
 pub mod file;
 pub mod handover;
 pub mod hook;
+pub mod keeper;
 pub mod lookout;
 pub mod output;
 pub mod process;
