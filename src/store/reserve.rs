@@ -30,6 +30,8 @@ const LOCK: &str = "lock";
 const FLOOR: &str = "floor";
 /// The floor to come, before it is renamed.
 const NEXT_FLOOR: &str = "floor.new";
+/// Numbers that are tried one by one before the next free one is looked for.
+const STEPS_BEFORE_LEAP: u32 = 16;
 /// A floor is at most 20 digits and a line feed.
 const MAX_FLOOR_BYTES: usize = 32;
 
@@ -189,9 +191,9 @@ impl Refused {
 /// What was read beforehand, the floor or the markers, is a hint and may be old by now. The verdict is
 /// EEXIST.
 ///
-/// A call that begins after another has returned gets a larger number than that one: everything between
-/// the floor and the earlier number was taken when that was handed out, nothing is ever given back, and
-/// the floor never falls. That is why a fencing token grows even where the lock could not be had.
+/// A call that begins after another has returned gets a larger number than that one: a number is taken
+/// only above one that is, so from the floor up to the last all are, nothing is ever given back, and the
+/// floor never falls. That is why a fencing token grows even where the lock could not be had.
 fn reserve(dir: &Dir, start: Option<u64>) -> Result<u64, Refused> {
     let taken = match floor(dir).map_err(|errno| Refused::System("read the floor", errno))? {
         Some(floor) => Some(floor),
@@ -202,14 +204,44 @@ fn reserve(dir: &Dir, start: Option<u64>) -> Result<u64, Refused> {
         (Some(taken), None) => taken.checked_add(1),
         (None, start) => Some(start.unwrap_or(FIRST)),
     };
+    let mut steps = 0;
     while let Some(number) = candidate {
         match dir.create_exclusive(OsStr::new(&claim_name(number)), 0o644, Step::Mark) {
             Ok(_marker) => return Ok(number),
-            Err(Errno::EEXIST) => candidate = number.checked_add(1),
+            Err(Errno::EEXIST) if steps < STEPS_BEFORE_LEAP => {
+                steps += 1;
+                candidate = number.checked_add(1);
+            }
+            Err(Errno::EEXIST) => {
+                steps = 0;
+                candidate = leap(dir, number).map_err(|errno| Refused::System("look for a marker", errno))?;
+            }
             Err(errno) => return Err(Refused::System("create the marker", errno)),
         }
     }
     Err(Refused::Exhausted)
+}
+
+/// A number above `taken` that is free while the one below it is not, in a few looks: for a floor that is
+/// far behind, because nobody has had the lock for long.
+fn leap(dir: &Dir, taken: u64) -> Outcome<Option<u64>> {
+    let is_taken = |number: u64| dir.lstat(OsStr::new(&claim_name(number))).map(|found| found.is_some());
+    let (mut low, mut stride) = (taken, 1_u64);
+    let mut high = loop {
+        let next = low.saturating_add(stride);
+        if next == low {
+            return Ok(None);
+        }
+        if !is_taken(next)? {
+            break next;
+        }
+        (low, stride) = (next, stride.saturating_mul(2));
+    };
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if is_taken(middle)? { low = middle } else { high = middle }
+    }
+    Ok(Some(high))
 }
 
 /// The floor, if there is a proper one. One that cannot be read is an error, not a reason to look at the

@@ -33,7 +33,7 @@ pub fn raw(bytes: &[u8]) {
 }
 
 /// How long an answer waits for a reader that does not read, in milliseconds.
-const ANSWER_PATIENCE_MS: u16 = 10_000;
+const ANSWER_PATIENCE_MS: u16 = 5_000;
 
 /// Whether there is a standard output at all: EBADF if it was closed on entry. Whoever is about to make
 /// something that exists only once asks before, not after.
