@@ -17,5 +17,8 @@ mod reserve_arbiter;
 mod reserve_cost;
 mod reserve_fence;
 mod reserve_numbers;
+mod scripts_acquire;
+mod scripts_contention;
+mod scripts_keeper;
 mod surroundings;
 mod token_endpoint;
