@@ -254,7 +254,7 @@ pub struct Acquire {
     #[allow(missing_docs)]
     pub talk: Talk,
     /// Leave a keeper that renews while process PID lives and releases when it ends
-    #[arg(long, value_name = "PID")]
+    #[arg(long, value_name = "PID", allow_negative_numbers = true)]
     pub for_pid: Option<String>,
     /// Print lines for eval instead of the bare nonce
     #[arg(long, action = ArgAction::SetTrue)]
@@ -293,7 +293,7 @@ pub struct Reserve {
     #[arg(long, value_name = "D")]
     pub wait: Option<String>,
     /// The first number; only in an empty DIR
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub start: Option<String>,
     /// The directory that holds the numbers
     #[arg(value_name = "DIR")]

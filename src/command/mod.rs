@@ -1,11 +1,17 @@
 //! The commands, a page each. `anyhow` is at home here: an error becomes a line and an exit code.
 
+mod acquire;
 mod break_;
+mod by_nonce;
 mod check;
 mod inspect;
+mod keep;
 mod obtain;
 mod paths;
 mod reclaim;
+mod release;
+mod renew;
+mod reserve;
 mod run;
 mod view;
 
@@ -71,19 +77,26 @@ fn dispatch(words: &[OsString], on_entry: OnEntry) -> anyhow::Result<u8> {
     }
     if words.first().is_some_and(|word| is_subcommand(word)) {
         return match SubCli::try_parse_from(arguments) {
-            Ok(cli) => match cli.subcommand {
-                Sub::Inspect(asked) => inspect::inspect(&asked, &on_entry),
-                Sub::Break(asked) => break_::break_lock(&asked, &on_entry),
-                Sub::Reclaim(asked) => reclaim::reclaim(&asked, &on_entry),
-                Sub::Check(asked) => check::check(&asked),
-                _ => Err(Usage("not available".into()).into()),
-            },
+            Ok(SubCli { subcommand }) => subordinate(subcommand, &on_entry),
             Err(error) => usage_error(&error),
         };
     }
     match Cli::try_parse_from(arguments) {
         Ok(cli) => run::run(Plan::new(cli.run)?, on_entry),
         Err(error) => usage_error(&error),
+    }
+}
+
+fn subordinate(subcommand: Sub, on_entry: &OnEntry) -> anyhow::Result<u8> {
+    match subcommand {
+        Sub::Acquire(given) => acquire::acquire(given, on_entry),
+        Sub::Renew(given) => renew::renew(given),
+        Sub::Release(given) => release::release(given),
+        Sub::Reserve(given) => reserve::reserve(given, on_entry),
+        Sub::Inspect(asked) => inspect::inspect(&asked, on_entry),
+        Sub::Break(asked) => break_::break_lock(&asked, on_entry),
+        Sub::Reclaim(asked) => reclaim::reclaim(&asked, on_entry),
+        Sub::Check(asked) => check::check(&asked),
     }
 }
 

@@ -21,6 +21,9 @@ use crate::text::{Shown, duration};
 use super::System;
 use super::obtain::{Obtained, Waited, busy_line, obtain};
 
+/// A status above this is a signal's.
+const SIGNALLED: u8 = 128;
+
 /// Runs COMMAND while holding LOCK; the exit code.
 pub(super) fn run(plan: Plan, on_entry: OnEntry) -> anyhow::Result<u8> {
     let (job, mut store) = Job::prepare(plan, on_entry)?;
@@ -57,7 +60,8 @@ pub(super) fn start_early(plan: Plan, on_entry: OnEntry) -> Option<Started> {
         return None;
     };
     drop(store);
-    let spawned = job.spawn(&job.plan.argv, &Mode::of(held.as_ref()), Some(held.as_ref()));
+    let program = job.program(&job.plan.argv, &Mode::of(held.as_ref()));
+    let spawned = job.spawn(program, &job.plan.argv, Some(held.as_ref()));
     Some(Started { job, held, spawned })
 }
 
@@ -138,25 +142,43 @@ impl Job {
         if self.plan.verbose {
             complain(&format!("{}: locked, nonce {}", Shown::os(&self.plan.lock), held.nonce()));
         }
-        let mode = Mode::of(held.as_ref());
-        let outcome = match self.needed(&mode, &mut held) {
-            Ok(true) => self.supervised(&self.plan.argv, &mode, Some(&mut held)),
-            Ok(false) => Ok(Outcome { code: 0, lost: false }),
-            Err(not_run) => Err(not_run),
-        };
+        let outcome = self.unless_skipped(&Mode::of(held.as_ref()), Some(&mut held));
         self.end(held, outcome)
     }
 
-    /// `--skip-if`: whether COMMAND is still needed, asked under the lock.
-    fn needed(&self, mode: &Mode, held: &mut Box<dyn Held>) -> Result<bool, NotRun> {
-        let Some(condition) = &self.plan.skip_if else { return Ok(true) };
-        let argv = ["/bin/sh".into(), "-c".into(), condition.clone()];
-        let outcome = self.supervised(&argv, mode, Some(held))?;
-        Ok(outcome != Outcome { code: 0, lost: false })
+    /// Runs COMMAND, unless `--skip-if` finds, under the lock, that it is not needed any more.
+    fn unless_skipped(&self, mode: &Mode, mut held: Option<&mut Box<dyn Held>>) -> Result<Outcome, NotRun> {
+        if let Some(condition) = &self.plan.skip_if {
+            let argv = ["/bin/sh".into(), "-c".into(), condition.clone()];
+            let condition = self.program(&argv, mode).map(Program::without_input);
+            let outcome = self.supervised(condition, &argv, held.as_deref_mut())?;
+            if outcome.lost {
+                return Ok(Outcome { code: Exit::Lost.code(), lost: true });
+            }
+            // A condition that failed says that COMMAND is needed. One that was ended by a signal, by
+            // --max-hold or for the lock says nothing, and what ended it was meant for all.
+            let was_ended = outcome.code > SIGNALLED
+                || outcome.code == Exit::Lost.code()
+                || (outcome.code == Exit::MaxHold.code() && self.plan.max_hold_ms.is_some());
+            if outcome.code == 0 || was_ended {
+                return Ok(outcome);
+            }
+        }
+        self.command(mode, held)
+    }
+
+    fn command(&self, mode: &Mode, held: Option<&mut Box<dyn Held>>) -> Result<Outcome, NotRun> {
+        let argv = &self.plan.argv;
+        self.supervised(self.program(argv, mode), argv, held)
     }
 
     fn without_lease(&self, mode: &Mode) -> u8 {
-        match self.supervised(&self.plan.argv, mode, None) {
+        let ended = match mode {
+            Mode::Locked { .. } => self.unless_skipped(mode, None),
+            // The condition is asked under the lock, or not at all.
+            Mode::Degraded => self.command(mode, None),
+        };
+        match ended {
             Ok(outcome) => outcome.code,
             Err(not_run) => not_run.complain(),
         }
@@ -180,14 +202,24 @@ impl Job {
         }
     }
 
-    fn supervised(&self, argv: &[OsString], mode: &Mode, held: Option<&mut Box<dyn Held>>) -> Result<Outcome, NotRun> {
-        let running = self.spawn(argv, mode, held.as_ref().map(|held| held.as_ref()))?;
+    fn supervised(
+        &self,
+        program: Result<Program, Errno>,
+        argv: &[OsString],
+        held: Option<&mut Box<dyn Held>>,
+    ) -> Result<Outcome, NotRun> {
+        let running = self.spawn(program, argv, held.as_ref().map(|held| held.as_ref()))?;
         Ok(running.supervise(self, held))
     }
 
-    fn spawn(&self, argv: &[OsString], mode: &Mode, held: Option<&dyn Held>) -> Result<Running, NotRun> {
+    fn spawn(
+        &self,
+        program: Result<Program, Errno>,
+        argv: &[OsString],
+        held: Option<&dyn Held>,
+    ) -> Result<Running, NotRun> {
         let not_run = |errno| NotRun { errno, argv0: argv[0].clone() };
-        let program = self.program(argv, mode).map_err(not_run)?;
+        let program = program.map_err(not_run)?;
         // Without it orphans of COMMAND would escape when all of its tree must end.
         let _ = process::become_subreaper();
         let terms = Terms {

@@ -32,6 +32,16 @@ pub enum Fault {
         /// What the system said.
         errno: Errno,
     },
+    /// A first number was named for a directory that has numbers already.
+    HasNumbers {
+        /// The directory as the user gave it.
+        path: Vec<u8>,
+    },
+    /// The directory has handed out its last number.
+    NoNumber {
+        /// The directory as the user gave it.
+        path: Vec<u8>,
+    },
     /// The system refused something other than the lock.
     System {
         /// What was being done.
@@ -45,7 +55,8 @@ impl Fault {
     /// The exit code that it leads to.
     pub fn exit(&self) -> Exit {
         match self {
-            Fault::CannotTake { .. } => Exit::CannotTake,
+            Fault::CannotTake { .. } | Fault::NoNumber { .. } => Exit::CannotTake,
+            Fault::HasNumbers { .. } => Exit::Usage,
             Fault::NotPermitted { .. } => Exit::NotPermitted,
             Fault::Io { .. } => Exit::Io,
             Fault::System { .. } => Exit::System,
@@ -59,6 +70,12 @@ impl Display for Fault {
             Fault::CannotTake { path, why } => write!(out, "{}: cannot be locked: {why}", Shown(path)),
             Fault::NotPermitted { path, why } => write!(out, "{}: {why}", Shown(path)),
             Fault::Io { path, doing, errno } => write!(out, "{}: cannot {doing}: {}", Shown(path), describe(*errno)),
+            Fault::HasNumbers { path } => {
+                write!(out, "{}: it has numbers already, --start is for an empty directory", Shown(path))
+            }
+            Fault::NoNumber { path } => {
+                write!(out, "{}: no number is left, {} was reached", Shown(path), u64::MAX)
+            }
             Fault::System { doing, errno } => write!(out, "cannot {doing}: {}", describe(*errno)),
         }
     }

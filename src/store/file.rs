@@ -22,6 +22,7 @@ use crate::text::duration;
 use super::end::{Basis, End, Ending, VETO_PATIENCE_MS, end, take_guard};
 use super::held::{FileHeld, Mine};
 use super::place::{Epoch, Known, Place, Seen};
+use super::reserve::{DEFAULT_RESERVE_WAIT_MS, Numbers};
 use super::{Attempt, Busy, Fault, NotReleased, Offer, Store, reclaim};
 
 /// The longest a waiter sleeps without a look, in milliseconds: the backstop for what no guard tells (a
@@ -40,6 +41,7 @@ pub struct FileStore {
     place: Rc<Place>,
     c_name: CString,
     who: Who,
+    on_entry: OnEntry,
     sleeper: Sleeper,
     watch: Watch<(Identity, Option<Nonce>)>,
     /// The epoch last seen at the path, to sleep on.
@@ -51,6 +53,7 @@ pub struct FileStore {
     vetoed: Option<Identity>,
     polls: u32,
     may_write: bool,
+    may_fence: bool,
     has_evicted: bool,
 }
 
@@ -71,6 +74,7 @@ impl FileStore {
             c_name,
             place: Rc::new(place),
             who: Who::am_i(),
+            on_entry: *on_entry,
             sleeper: Sleeper::new(on_entry),
             watch: Watch::default(),
             seen: None,
@@ -79,8 +83,14 @@ impl FileStore {
             vetoed: None,
             polls: 0,
             may_write: false,
+            may_fence: false,
             has_evicted: false,
         })
+    }
+
+    /// Writes another process into the record than this one: the one that people should look at.
+    pub fn on_behalf_of(&mut self, pid: u32, pid_started: u64) {
+        (self.who.pid, self.who.pid_started) = (pid, pid_started);
     }
 
     /// Where the lock is.
@@ -89,6 +99,13 @@ impl FileStore {
     }
 
     fn grant(&mut self, offer: &Offer) -> Result<Grant, Fault> {
+        if let Some(dir) = &offer.fence
+            && !self.may_fence
+        {
+            // What can never work is found before anything is created, and before a wait.
+            Numbers::open(dir, &self.on_entry)?;
+            self.may_fence = true;
+        }
         let place = Rc::clone(&self.place);
         // (1) The arbiter. Nothing else ever confers the lock.
         let granted_boot_ms = boot_ms();
@@ -144,7 +161,11 @@ impl FileStore {
             kept_guards: Vec::new(),
             granted_boot_ms,
         });
-        if let Err(fault) = held.complete(offer) {
+        let completed = self.reserve_fence(offer).and_then(|fence| {
+            held.record.fence = fence;
+            held.complete(offer)
+        });
+        if let Err(fault) = completed {
             held.give_up();
             return Err(fault);
         }
@@ -156,6 +177,19 @@ impl FileStore {
             }
             false => Ok(Grant::Again),
         }
+    }
+
+    /// The fencing token, reserved while this epoch is already ours and nobody knows it yet: so that a
+    /// later epoch always has a larger one.
+    fn reserve_fence(&self, offer: &Offer) -> Result<Option<u64>, Fault> {
+        let Some(dir) = &offer.fence else { return Ok(None) };
+        let mut numbers = Numbers::open(dir, &self.on_entry)?;
+        if numbers.is_locked_by(&self.place)? {
+            return numbers.next_under_lock().map(Some);
+        }
+        // Not for long: our own lease runs already. The token grows without that lock as well.
+        let patience_ms = DEFAULT_RESERVE_WAIT_MS.min(renew_every_ms(offer.ttl_ms) / 2);
+        numbers.next_meanwhile(patience_ms).map(|reserved| Some(reserved.number))
     }
 
     /// After an error with a file that has no record yet.
@@ -324,6 +358,7 @@ impl FileHeld {
         let until_ms = boot_ms() + NEWBORN_PATIENCE_MS;
         let mut late = boot_ms().saturating_sub(self.granted_boot_ms) >= renew_every_ms(self.record.ttl_ms);
         loop {
+            let began_boot_ms = boot_ms();
             let now = if left_out(Step::GrantCheck) {
                 Ok(Renewal::Confirmed)
             } else if late {
@@ -332,7 +367,13 @@ impl FileHeld {
                 self.is_at_path_and_alone()
             };
             match now {
-                Ok(Renewal::Confirmed) => return Ok(true),
+                Ok(Renewal::Confirmed) => {
+                    if late {
+                        // The lease counts from the renewal that was confirmed.
+                        self.granted_boot_ms = began_boot_ms;
+                    }
+                    return Ok(true);
+                }
                 Ok(Renewal::Lost(_)) => return Ok(false),
                 Ok(Renewal::Contested) if boot_ms() < until_ms && !is_scheduled() => {
                     sleep::pause(5);

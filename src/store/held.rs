@@ -10,6 +10,7 @@ use crate::record::{self, Content, Guard, Nonce, Record, SlotName, Why};
 use crate::sys::clock::boot_ms;
 use crate::sys::file::{File, Identity, Kind, Outcome, Stat};
 use crate::sys::hook::{Step, left_out};
+use crate::sys::keeper::Alarm;
 use crate::sys::{Errno, describe, sleep};
 use crate::text::Shown;
 
@@ -58,6 +59,25 @@ enum Entered {
 }
 
 impl FileHeld {
+    /// The same lock for whoever knows its nonce: not the process that made the grant, so it may renew,
+    /// but not release by rename. `file` is where `record` was read from.
+    pub(super) fn adopt(place: Rc<Place>, file: File, stat: Stat, record: Record) -> Self {
+        let slot = SlotName::of(&record);
+        FileHeld {
+            place,
+            file,
+            stat,
+            record,
+            slot,
+            // Whoever entered the blank one fails on the record that has been there since.
+            blank_slot: slot,
+            guarded: false,
+            inherited: None,
+            kept_guards: Vec::new(),
+            granted_boot_ms: boot_ms(),
+        }
+    }
+
     fn identity(&self) -> Identity {
         self.stat.identity
     }
@@ -288,6 +308,10 @@ impl Held for FileHeld {
             // A look that fails says nothing: only what was found counts.
             Ok(Mine::Yes) | Err(_) => None,
         }
+    }
+
+    fn alarm(&self) -> Option<Alarm> {
+        Alarm::on(&self.file).ok()
     }
 
     fn release(self: Box<Self>) -> Result<Option<String>, NotReleased> {

@@ -5,16 +5,19 @@ mod claim;
 mod end;
 mod fault;
 pub mod file;
+pub mod handed;
 mod held;
 pub mod look;
 mod place;
 pub mod reclaim;
+pub mod reserve;
 
 use std::ffi::OsString;
 use std::os::fd::RawFd;
 
 use crate::machine::Renewal;
 use crate::record::{Guard, Nonce, Record};
+use crate::sys::keeper::Alarm;
 use crate::sys::lookout::Word;
 
 pub use end::{Basis, End, Ending, end};
@@ -108,6 +111,10 @@ pub trait Held: std::fmt::Debug {
     fn renew(&mut self) -> Renewal;
     /// A cheap look whether the lock is still there; `Some` says what was found instead.
     fn look(&mut self) -> Option<String>;
+    /// Tells at once when the lock may have been taken away, where this host can.
+    fn alarm(&self) -> Option<Alarm> {
+        None
+    }
     /// Gives the lock back. `Ok` may carry a remark for people.
     fn release(self: Box<Self>) -> Result<Option<String>, NotReleased>;
 }

@@ -74,6 +74,29 @@ pub fn remove_aged(place: &Place) {
     }
 }
 
+/// Removes the oldest of one lock's quarantines that may go, a few at a time: for whoever makes one at
+/// every turn, and must not pay for looking at all of them.
+pub fn remove_oldest(place: &Place) {
+    const AT_ONCE: usize = 16;
+    let mut slots: Vec<SlotName> = Vec::new();
+    let listed = place.dir.list(|name| slots.extend(SlotName::parse(&place.name, name)));
+    if listed.is_err() || slots.is_empty() {
+        return;
+    }
+    slots.sort_unstable_by_key(|slot| slot.claimed_at_ms);
+    let Ok(survey) = Survey::to_remove(place) else { return };
+    for slot in slots.iter().take(AT_ONCE) {
+        match survey.examine(slot.file_name(&place.name)) {
+            Ok(Some(found)) if found.fate == Fate::Reclaimable => {
+                let _ = remove(place, &found);
+            }
+            // What was taken later was ended later, as a rule.
+            Ok(Some(Quarantine { fate: Fate::Young { .. }, .. })) => return,
+            _ => {}
+        }
+    }
+}
+
 /// All quarantines of the lock at `place`, and what else has such a name.
 pub fn survey(place: &Place) -> Outcome<Vec<Quarantine>> {
     let names = names(place)?;

@@ -205,6 +205,25 @@ impl Dir {
         again(|| openat(&self.0, name, flags, Mode::from_bits_truncate(mode))).map(File)
     }
 
+    /// Creates a file whose name decides nothing: it will be renamed. EEXIST if there is one.
+    pub fn create_scratch(&self, name: &OsStr) -> Result<File> {
+        before("create-scratch", name)?;
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | FOR_EACH_OPEN;
+        again(|| openat(&self.0, name, flags, Mode::from_bits_truncate(0o644))).map(File)
+    }
+
+    /// Forces the names in this directory to the storage.
+    pub fn sync_names(&self) -> Result<()> {
+        before("fsync", OsStr::new("."))?;
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let listed = again(|| openat(&self.0, ".", flags, Mode::empty()))?;
+        match again(|| nix::unistd::fsync(&listed)) {
+            // Some file systems cannot do that for a directory; then there is nothing to wait for.
+            Err(Errno::EINVAL | Errno::ENOSYS | Errno::EOPNOTSUPP) => Ok(()),
+            synced => synced,
+        }
+    }
+
     /// Opens a file for reading: never through a link, never waiting for a FIFO's other end.
     pub fn open_file(&self, name: &OsStr) -> Result<File> {
         before("openat", name)?;

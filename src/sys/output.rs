@@ -1,7 +1,9 @@
-//! Lines for people, on standard error.
+//! Lines for people, on standard error; what was asked for, on standard output.
 
 use std::os::fd::BorrowedFd;
 
+use nix::Result;
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 /// How long a line waits for a reader that does not read, in milliseconds.
@@ -28,6 +30,38 @@ pub fn raw(bytes: &[u8]) {
         return;
     }
     let _ = nix::unistd::write(standard_error(), bytes);
+}
+
+/// How long an answer waits for a reader that does not read, in milliseconds.
+const ANSWER_PATIENCE_MS: u16 = 5_000;
+
+/// Whether there is a standard output at all: EBADF if it was closed on entry. Whoever is about to make
+/// something that exists only once asks before, not after.
+pub fn expect_open() -> Result<()> {
+    if super::process::was_closed_on_entry(1) { Err(Errno::EBADF) } else { Ok(()) }
+}
+
+/// Writes all of `bytes` to standard output. Signals are blocked at this point, so a reader that does
+/// not read is not waited for without an end.
+pub fn answer(bytes: &[u8]) -> Result<()> {
+    expect_open()?;
+    // SAFETY: as for standard error.
+    let standard_output = unsafe { BorrowedFd::borrow_raw(1) };
+    let mut left = bytes;
+    while !left.is_empty() {
+        let mut ready = [PollFd::new(standard_output, PollFlags::POLLOUT)];
+        match poll(&mut ready, PollTimeout::from(ANSWER_PATIENCE_MS)) {
+            Ok(0) => return Err(Errno::ETIMEDOUT),
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+        }
+        match nix::unistd::write(standard_output, left) {
+            Ok(written) => left = left.get(written..).unwrap_or_default(),
+            Err(Errno::EINTR | Errno::EAGAIN) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
 }
 
 /// Whether standard error is a terminal.

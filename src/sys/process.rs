@@ -6,6 +6,7 @@ use std::ffi::{CStr, OsStr, OsString, c_char, c_int};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use nix::Result;
 use nix::errno::Errno;
@@ -16,6 +17,15 @@ use nix::sys::stat::Mode;
 
 use crate::machine::Change;
 
+/// Which of the descriptors 0 to 2 were closed on entry, a bit each.
+static CLOSED_ON_ENTRY: AtomicU8 = AtomicU8::new(0);
+
+/// Whether this one of the descriptors 0 to 2 was closed on entry: what is there now only keeps its
+/// number occupied.
+pub fn was_closed_on_entry(descriptor: u8) -> bool {
+    CLOSED_ON_ENTRY.load(Ordering::Relaxed) & (1 << descriptor) != 0
+}
+
 /// Makes sure that descriptors 0 to 2 are open, so that no file of ours is taken for one of them. What
 /// was closed on entry stays closed for COMMAND: the stand-ins are closed on exec.
 pub fn occupy_standard_descriptors() {
@@ -25,8 +35,9 @@ pub fn occupy_standard_descriptors() {
     if poll(&mut standard, PollTimeout::ZERO) == Ok(0) {
         return;
     }
-    for found in standard {
+    for (descriptor, found) in standard.iter().enumerate() {
         if found.revents().is_some_and(|events| events.contains(PollFlags::POLLNVAL)) {
+            CLOSED_ON_ENTRY.fetch_or(1 << descriptor, Ordering::Relaxed);
             let null = open("/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty())
                 .or_else(|_| open("/", OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()));
             // The lowest free number, which is the one that was found closed; kept for ever.
@@ -279,6 +290,12 @@ pub fn environment() -> Vec<&'static CStr> {
         }
     }
     entries
+}
+
+/// The process that started this one, as far as it still lives.
+pub fn parent() -> Option<(i32, Stat)> {
+    let pid = nix::unistd::getppid().as_raw();
+    Some((pid, Stat::of(pid)?))
 }
 
 /// Whether this environment variable is set, and to what. Not by way of the C library, which may not

@@ -22,6 +22,7 @@ pub struct Program {
     /// Entries of our own environment, which outlive the process's every use of them.
     inherited: Vec<*const c_char>,
     set: Vec<CString>,
+    has_input: bool,
 }
 
 impl Program {
@@ -39,7 +40,12 @@ impl Program {
             .iter()
             .map(|(name, value)| c_string([name.as_bytes(), b"=", &value.clone().into_vec()].concat()))
             .collect::<Result<Vec<_>>>()?;
-        Ok(Program { argv, inherited, set })
+        Ok(Program { argv, inherited, set, has_input: true })
+    }
+
+    /// The same, but its standard input is empty.
+    pub fn without_input(self) -> Self {
+        Program { has_input: false, ..self }
     }
 
     /// Starts it with the signal mask that we were started with; its pid. ENOENT: not found.
@@ -60,6 +66,7 @@ impl Program {
             shell_argv: &mut shell_argv,
             environment: &environment,
             mask: *on_entry.mask().as_ref(),
+            has_input: self.has_input,
             error: 0,
         };
         // Used by the child alone, until it has become COMMAND; its pages are touched only where used.
@@ -93,6 +100,7 @@ struct Start<'a> {
     shell_argv: &'a mut [*const c_char],
     environment: &'a [*const c_char],
     mask: libc::sigset_t,
+    has_input: bool,
     error: c_int,
 }
 
@@ -102,6 +110,15 @@ extern "C" fn become_command(argument: *mut c_void) -> c_int {
     // async-signal-safe calls.
     unsafe {
         let start = &mut *argument.cast::<Start<'_>>();
+        if !start.has_input {
+            // The table of descriptors is our own. One below 3 cannot be free.
+            let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+            if null < 0 {
+                libc::close(0);
+            } else {
+                libc::dup2(null, 0);
+            }
+        }
         libc::sigprocmask(libc::SIG_SETMASK, &raw const start.mask, ptr::null_mut());
         let mut error = libc::ENOENT;
         for candidate in start.candidates {

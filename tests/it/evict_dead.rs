@@ -47,7 +47,8 @@ fn without_the_request_a_dead_holders_lock_is_held_until_its_ttl_has_passed() {
 
 #[test]
 fn a_free_guard_is_not_believed_where_the_record_does_not_vouch_for_it() {
-    let members: [(&str, fn(&mut Record)); 5] = [
+    type Change = fn(&mut Record);
+    let members: [(&str, Change); 5] = [
         ("--close: the wrapper alone had it", |record| record.guard = Guard::Wrapper),
         ("nobody had it", |record| record.guard = Guard::None),
         ("another boot", |record| record.boot_id = "0b0b0b0b-0000-4000-8000-000000000000".into()),

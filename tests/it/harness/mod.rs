@@ -22,7 +22,7 @@ pub(crate) use process::{
     Process, asleep_in_flock, children, cpu_time, descendants, process, send, send_to_group, status_field,
 };
 pub(crate) use pty::Terminal;
-pub(crate) use run::{Run, Running};
+pub(crate) use run::{Finished, Run, Running};
 pub(crate) use sandbox::Sandbox;
 pub(crate) use shipped::shipped;
 pub(crate) use strace::{Call, calls};

@@ -1,0 +1,163 @@
+//! `withlock acquire`.
+
+use std::ffi::{OsStr, OsString};
+
+use crate::cli::Acquire;
+use crate::exit::Exit;
+use crate::options::{self, Lease, Usage};
+use crate::record::Guard;
+use crate::store::{Attempt, Busy, Fault, FileStore, Held, Offer, Store};
+use crate::sys::keeper::{Side, Watched, split_off};
+use crate::sys::lookout::Word;
+use crate::sys::output::{answer, complain};
+use crate::sys::signal::OnEntry;
+use crate::sys::{describe, output, process};
+use crate::text::{Shown, duration};
+
+use super::System;
+use super::keep::keep;
+use super::obtain::{Obtained, busy_line, obtain};
+
+/// Takes the lock for a script; the exit code.
+pub(super) fn acquire(given: Acquire, on_entry: &OnEntry) -> anyhow::Result<u8> {
+    let patience = options::patience(&given.waiting)?;
+    let conflict_exit = options::conflict_exit(&given.waiting)?;
+    let lease = options::lease(given.terms)?;
+    let pid = given.for_pid.as_deref().map(pid).transpose()?;
+    if let Err(errno) = output::expect_open() {
+        complain(&format!("the lock was not taken: standard output: {}", describe(errno)));
+        return Ok(Exit::Io.code());
+    }
+    // From here on its pid may be given to another: what is watched is this one.
+    let watched = pid.map(Watched::open).transpose().map_err(|errno| System::new("watch the process", errno))?;
+    let mut store = FileStore::open(&given.lock, lease.parents, on_entry)?;
+    let (owner_pid, owner) = match &watched {
+        Some(watched) => (watched.pid, Some(watched.stat.clone())),
+        None => process::parent().map_or((0, None), |(pid, stat)| (pid, Some(stat))),
+    };
+    let mut command = "withlock".to_owned();
+    if let Some(owner) = owner {
+        // We are gone in a moment: people should look at the script.
+        store.on_behalf_of(u32::try_from(owner_pid).unwrap_or(0), owner.started);
+        command = process::base_name(OsStr::new(&*String::from_utf8_lossy(&owner.command)));
+    }
+    let path = store.absolute_name()?;
+    let guard = if watched.is_some() { Guard::Wrapper } else { Guard::None };
+    let offer = offer(&lease, guard, command);
+    let mut store = WhileWanted { store, watched: watched.as_ref() };
+    let obtained = obtain(&mut store, &offer, patience, &given.lock, given.talk.quiet)?;
+    drop(store);
+    let held = match obtained {
+        Obtained::Lock(held) => held,
+        Obtained::Ancestor(_, busy) => {
+            let line = busy_line(&busy, &given.lock, "held by an ancestor of this process:");
+            complain(&line.replacen(": by ", ": ", 1));
+            return Ok(Exit::Nested.code());
+        }
+        Obtained::Busy(busy, waited) => {
+            complain(&busy_line(&busy, &given.lock, &waited.how()));
+            return Ok(conflict_exit.unwrap_or(Exit::Held.code()));
+        }
+    };
+    if given.talk.verbose {
+        complain(&format!("{}: locked, nonce {}", Shown::os(&given.lock), held.nonce()));
+    }
+    let text = if given.export { export(&path, &*held) } else { format!("{}\n", held.nonce()).into_bytes() };
+    if let Err(errno) = answer(&text) {
+        complain(&format!("the nonce could not be printed: {}", describe(errno)));
+        return Ok(give_back(held, &given.lock, lease.ttl_ms, Exit::Io));
+    }
+    let Some(watched) = watched else { return Ok(0) };
+    match split_off() {
+        Ok(Side::Caller) => Ok(0),
+        Ok(Side::Keeper) => {
+            keep(held, &watched, lease.ttl_ms);
+            Ok(0)
+        }
+        Err(errno) => {
+            complain(&format!("cannot start the keeper: {}", describe(errno)));
+            Ok(give_back(held, &given.lock, lease.ttl_ms, Exit::System))
+        }
+    }
+}
+
+fn pid(text: &str) -> Result<i32, Usage> {
+    let plain = text.bytes().all(|b| b.is_ascii_digit());
+    text.parse::<i32>()
+        .ok()
+        .filter(|pid| plain && *pid > 0)
+        .ok_or_else(|| Usage(format!("--for-pid {}: not the number of a process", Shown::os(text))))
+}
+
+fn offer(lease: &Lease, guard: Guard, command: String) -> Offer {
+    Offer {
+        ttl_ms: lease.ttl_ms,
+        guard,
+        command,
+        label: lease.label.clone(),
+        mode: lease.mode,
+        fence: lease.fence.clone(),
+        evict_dead: lease.evict_dead,
+    }
+}
+
+/// Nobody will use the lock: back with it, and why.
+fn give_back(held: Box<dyn Held>, lock: &OsStr, ttl_ms: u64, exit: Exit) -> u8 {
+    if held.release().is_err() {
+        let ttl = duration(ttl_ms);
+        complain(&format!("{}: not released either; the lock expires within {ttl}", Shown::os(lock)));
+    }
+    exit.code()
+}
+
+/// Lines that a POSIX shell evaluates, the same variables as COMMAND is given.
+fn export(lock: &OsString, held: &dyn Held) -> Vec<u8> {
+    let mut enclosing = process::variable("WITHLOCK_HELD").unwrap_or_default();
+    if !enclosing.is_empty() {
+        enclosing.push(" ");
+    }
+    enclosing.push(held.nonce().as_str());
+    let fence = held.fence().map(|number| number.to_string());
+    let mut lines = Vec::new();
+    let mut line = |name: &str, value: &[u8]| {
+        // In single quotes every byte but the quote itself stands for itself, in every shell.
+        let quoted = value.split(|b| *b == b'\'').collect::<Vec<_>>().join(&b"'\\''"[..]);
+        lines.extend([b"export ", name.as_bytes(), b"='", &quoted, b"';\n"].concat());
+    };
+    line("WITHLOCK_LOCK", lock.as_encoded_bytes());
+    line("WITHLOCK_NONCE", held.nonce().as_str().as_bytes());
+    line("WITHLOCK_MODE", b"locked");
+    line("WITHLOCK_HELD", enclosing.as_encoded_bytes());
+    match fence {
+        Some(number) => line("WITHLOCK_FENCE", number.as_bytes()),
+        None => lines.extend(b"unset WITHLOCK_FENCE;\n"),
+    }
+    lines
+}
+
+/// Tries for the lock only while the process that it is for lives.
+struct WhileWanted<'a> {
+    store: FileStore,
+    watched: Option<&'a Watched>,
+}
+
+impl Store for WhileWanted<'_> {
+    fn attempt(&mut self, offer: &Offer) -> Result<Attempt, Fault> {
+        if self.watched.is_some_and(Watched::has_ended) {
+            let errno = crate::sys::Errno::ESRCH;
+            return Err(Fault::System { doing: "go on: the process that the lock is for has ended", errno });
+        }
+        self.store.attempt(offer)
+    }
+
+    fn wait(&mut self, busy: &Busy, for_ms: u64, word: Option<Word>) -> Result<bool, Fault> {
+        // Not often: whoever wakes from a guard wakes all who wait behind him.
+        const LOOK_EVERY_MS: u64 = 5_000;
+        let for_ms = if self.watched.is_some() { for_ms.min(LOOK_EVERY_MS) } else { for_ms };
+        self.store.wait(busy, for_ms, word)
+    }
+
+    fn absolute_name(&self) -> Result<OsString, Fault> {
+        self.store.absolute_name()
+    }
+}

@@ -1,0 +1,195 @@
+//! Fencing tokens: they only grow, and a writer that has seen a larger one refuses the smaller.
+
+use std::path::Path;
+
+use nix::sys::signal::Signal;
+
+use crate::harness::{
+    Finished, Gate, Run, Sandbox, descendants, eventually, plant, plant_bytes, planted, record, send, slots,
+};
+use crate::reserve_numbers::numbers;
+
+const FENCED_WRITE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/fenced-write.sh");
+
+/// The program under its own name, for scripts that call it.
+pub(crate) fn with_program_in_path<'s>(sandbox: &'s Sandbox, run: Run<'s>) -> Run<'s> {
+    sandbox.public_binary();
+    let dir = sandbox.public_binary();
+    let dir = dir.parent().expect("a directory").display().to_string();
+    run.env("PATH", format!("{dir}:/usr/local/bin:/usr/bin:/bin"))
+}
+
+/// Takes the lock with a fence and prints what the command is told.
+fn token(sandbox: &Sandbox) -> u64 {
+    let finished = sandbox.withlock().args(["--fence", "numbers"]).lock().sh("echo \"$WITHLOCK_FENCE\"").run();
+    finished.exited(0).silent();
+    finished.out().trim_end().parse().expect("a number")
+}
+
+#[test]
+fn a_token_grows_from_hold_to_hold_and_stands_in_the_record() {
+    let sandbox = Sandbox::new();
+    numbers(&sandbox);
+    assert_eq!([token(&sandbox), token(&sandbox), token(&sandbox)], [1, 2, 3]);
+    let mut gate = sandbox.gate();
+    let holder = sandbox.withlock().args(["--fence", "numbers"]).lock().sh(gate.script()).start();
+    gate.wait_inside();
+    assert_eq!(record(&sandbox.lock()).expect("a record").fence, Some(4));
+    gate.open();
+    holder.wait().exited(0);
+    assert_eq!(sandbox.names(), ["numbers"]);
+}
+
+#[test]
+fn without_a_fence_the_command_is_told_no_token_of_somebody_elses() {
+    let sandbox = Sandbox::new();
+    let run = sandbox.withlock().lock().sh("echo \"${WITHLOCK_FENCE-none}\"").env("WITHLOCK_FENCE", "7");
+    assert_eq!(run.run().exited(0).out(), "none\n");
+}
+
+#[test]
+fn a_token_is_larger_than_every_number_handed_out_before_it() {
+    let sandbox = Sandbox::new();
+    let dir = numbers(&sandbox);
+    std::fs::write(dir.join("floor"), "41\n").expect("a floor");
+    std::fs::write(dir.join("claim-42"), "").expect("a marker");
+    assert_eq!(token(&sandbox), 43);
+    let reserved = sandbox.withlock().args(["reserve", "numbers"]).run();
+    assert_eq!(reserved.out(), "44\n");
+    assert_eq!(token(&sandbox), 45);
+}
+
+#[test]
+fn a_token_grows_also_while_another_has_the_lock_of_the_numbers() {
+    let sandbox = Sandbox::new();
+    let dir = numbers(&sandbox);
+    assert_eq!(token(&sandbox), 1);
+    let mut gate = sandbox.gate();
+    let holder = sandbox.withlock().arg("numbers/lock").sh(gate.script()).start();
+    gate.wait_inside();
+    assert_eq!([token(&sandbox), token(&sandbox)], [2, 3]);
+    assert_eq!(std::fs::read_to_string(dir.join("floor")).expect("a floor"), "1\n", "not ours to write");
+    gate.open();
+    holder.wait().exited(0);
+    assert_eq!(token(&sandbox), 4);
+}
+
+#[test]
+fn the_lock_of_the_numbers_can_itself_be_fenced() {
+    let sandbox = Sandbox::new();
+    numbers(&sandbox);
+    for expected in ["1\n", "2\n"] {
+        let run = sandbox.withlock().args(["--fence", "./numbers/", "numbers/lock"]).sh("echo $WITHLOCK_FENCE");
+        let finished = run.run();
+        finished.exited(0).silent();
+        assert_eq!(finished.out(), expected);
+    }
+}
+
+#[test]
+fn a_fence_that_cannot_work_is_found_before_the_lock_is_taken_and_leaves_nothing() {
+    let sandbox = Sandbox::new();
+    let dir = numbers(&sandbox);
+    plant(&sandbox.path("held.lock"), &planted(60_000), 0);
+    for lock in ["a.lock", "held.lock"] {
+        let finished = sandbox.withlock().args(["--fence", "missing", lock, "--", "touch", "ran"]).run();
+        finished.exited(73).one_line(&["no such directory: missing"]);
+    }
+    // The numbers have run out: the grant is taken back.
+    std::fs::write(dir.join("floor"), "18446744073709551615\n").expect("a floor");
+    let finished = sandbox.withlock().args(["--fence", "numbers", "a.lock", "--", "touch", "ran"]).run();
+    finished.exited(73).one_line(&["no number is left"]);
+    assert_eq!(sandbox.names(), ["held.lock", "numbers"]);
+}
+
+#[test]
+fn a_dead_holders_epoch_and_its_successors_have_tokens_in_that_order() {
+    let sandbox = Sandbox::new();
+    numbers(&sandbox);
+    let mut gate = sandbox.gate();
+    let holder = sandbox.withlock().args(["--fence", "numbers", "--ttl", "1s"]).lock().sh(gate.script()).start();
+    let command = gate.wait_inside();
+    holder.send(Signal::SIGKILL);
+    send(command, Signal::SIGKILL);
+    holder.wait();
+    assert_eq!(token(&sandbox), 2);
+    assert_eq!(slots(&sandbox.lock()).len(), 1);
+    // A maker that died before it wrote its record had a number as well, or none: either way it is past.
+    plant_bytes(&sandbox.lock(), b"", 61_000);
+    std::fs::write(sandbox.path("numbers/claim-3"), "").expect("a marker");
+    assert_eq!(token(&sandbox), 4);
+}
+
+/// A holder whose guard others do not see, as on another host; it hands its token to `fenced-write.sh`
+/// when it is let on.
+fn fenced_writer<'s>(sandbox: &'s Sandbox, front: &str, content: &str) -> Run<'s> {
+    let text = format!("{front}; echo {content} | sh {FENCED_WRITE} report");
+    let run = sandbox.withlock().args(["--fence", "numbers", "--ttl", "1s", "--on-lost", "warn"]);
+    with_program_in_path(sandbox, run.leave_out("guard").lock().sh(text))
+}
+
+fn content(path: impl AsRef<Path>) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
+}
+
+/// Suspends a holder and all that it runs until another has taken its lock and written, then lets it write.
+fn write_late(sandbox: &Sandbox, mut gate: Gate, late: Run<'_>) -> Finished {
+    let late = late.start();
+    let command = gate.wait_inside();
+    // As a suspended host: first the wrapper, so that it cannot stop with its command.
+    late.send(Signal::SIGSTOP);
+    for process in descendants(late.pid()) {
+        send(process.pid, Signal::SIGSTOP);
+    }
+    let successor = fenced_writer(sandbox, ":", "from-the-successor").run();
+    successor.exited(0);
+    assert_eq!(
+        (content(sandbox.path("report")), content(sandbox.path("report.token"))),
+        two("from-the-successor", "2")
+    );
+    assert!(crate::harness::process(command).is_some_and(|process| process.state == 'T'), "still suspended");
+    for process in descendants(late.pid()) {
+        send(process.pid, Signal::SIGCONT);
+    }
+    late.send(Signal::SIGCONT);
+    gate.open();
+    late.wait()
+}
+
+fn two(report: &str, token: &str) -> (String, String) {
+    (format!("{report}\n"), format!("{token}\n"))
+}
+
+#[test]
+fn a_holder_suspended_past_its_ttl_on_another_host_is_robbed_and_its_late_write_is_refused() {
+    let sandbox = Sandbox::new();
+    numbers(&sandbox);
+    let gate = sandbox.gate();
+    let late = fenced_writer(&sandbox, &gate.script(), "too-late");
+    let finished = write_late(&sandbox, gate, late);
+    // The command's own failure passes through; the loss was learnt on waking.
+    finished.exited(1);
+    let err = finished.err();
+    assert!(err.contains("refused: token 1, but 2 has written already\n"), "{err}");
+    assert!(err.contains("the lock was lost"), "{err}");
+    assert_eq!(
+        (content(sandbox.path("report")), content(sandbox.path("report.token"))),
+        two("from-the-successor", "2")
+    );
+    eventually("no crumbs", || {
+        let names = sandbox.names();
+        if names.iter().any(|name| name.starts_with("report.") && name != "report.token") { Err(names) } else { Ok(()) }
+    });
+}
+
+#[test]
+fn a_writer_that_does_not_look_at_the_token_overwrites_its_successor() {
+    let sandbox = Sandbox::new();
+    numbers(&sandbox);
+    let gate = sandbox.gate();
+    let careless = sandbox.withlock().args(["--fence", "numbers", "--ttl", "1s", "--on-lost", "warn"]);
+    let careless = careless.leave_out("guard").lock().sh(format!("{}; echo too-late >report", gate.script()));
+    // The command ended well and the lock was lost: 76, but too late for the report.
+    write_late(&sandbox, gate, careless).exited(76);
+    assert_eq!(content(sandbox.path("report")), "too-late\n");
+}
