@@ -34,11 +34,11 @@ _withlock_value() {
 _withlock_pending() {
     local word=$1 k
     case $word in
-        --*) [[ $(_withlock_value "$word") ]] && echo "$word" ;;
+        --*) [[ $(_withlock_value "$word") ]] && printf '%s\n' "$word" ;;
         -*)
             for ((k = 1; k < ${#word}; k++)); do
                 if [[ $(_withlock_value "-${word:k:1}") ]]; then
-                    ((k == ${#word} - 1)) && echo "-${word:k:1}"
+                    ((k == ${#word} - 1)) && printf '%s\n' "-${word:k:1}"
                     return
                 fi
             done

@@ -4,17 +4,19 @@ set -g __withlock_subcommands inspect break reclaim check acquire renew release 
 set -g __withlock_valued -w --wait --timeout -E --conflict-exit-code --on-busy --ttl --fence --mode --label --max-hold \
     --kill-after --on-lost --skip-if -c --command --nonce --reason --older-than --for-pid --start
 
-# Where the cursor is: `first`, `lock`, `command N` (the command is token N), `text` (after -c TEXT), or a subcommand.
+# Where the cursor is: `first`, `lock`, `command N` (the command is token N), `text` (after -c TEXT), or a subcommand,
+# followed by `named` once its lock has been.
 function __withlock_where
     set -l tokens (commandline -opc)
-    if set -q tokens[2]; and contains -- $tokens[2] $__withlock_subcommands
-        echo $tokens[2]
-        return
-    end
     set -l lock
     set -l dashes
     set -l text
+    set -l subcommand
     set -l i 2
+    if set -q tokens[2]; and contains -- $tokens[2] $__withlock_subcommands
+        set subcommand $tokens[2]
+        set i 3
+    end
     while set -q tokens[$i]
         set -l token $tokens[$i]
         if test "$token" = --; and not set -q dashes[1]
@@ -24,15 +26,17 @@ function __withlock_where
             if contains -- "$token" $__withlock_valued; or string match -qr -- '^-[^-wEc]+[wEc]$' "$token"
                 set i (math $i + 1)
             end
-        else if set -q lock[1]; and not set -q text[1]
+        else if set -q lock[1]; and not set -q text[1]; and not set -q subcommand[1]
             echo command $i
             return
         else
-            set lock 1
+            set lock named
         end
         set i (math $i + 1)
     end
-    if set -q lock[1]
+    if set -q subcommand[1]
+        echo $subcommand $lock
+    else if set -q lock[1]
         set -q text[1]; and echo text; or echo command $i
     else if test (count $tokens) -eq 1
         echo first
@@ -59,6 +63,13 @@ function __withlock_runs
     end
 end
 
+# A lock is due.
+function __withlock_wants_lock
+    set -l where (string split ' ' -- (__withlock_where))
+    contains -- $where[1] first lock inspect reclaim; and return
+    contains -- $where[1] break check acquire renew release; and not set -q where[2]
+end
+
 # COMMAND, then its own completion.
 function __withlock_command
     set -l where (string split ' ' -- (__withlock_where))
@@ -72,7 +83,7 @@ function __withlock_command
 end
 
 complete -c withlock -f
-complete -c withlock -n '__withlock_is first lock break check acquire renew release inspect reclaim' -F
+complete -c withlock -n __withlock_wants_lock -F
 complete -c withlock -n '__withlock_is reserve' -xa '(__fish_complete_directories (commandline -ct))'
 complete -c withlock -n '__withlock_is command' -xa '(__withlock_command)'
 complete -c withlock -n '__withlock_is first' -a inspect -d 'Show who holds a lock'

@@ -9,6 +9,7 @@ mod cases_terminal;
 mod cases_waiting;
 mod contention;
 mod cron;
+mod docs;
 mod frugal;
 mod harness;
 mod harness_works;
