@@ -131,13 +131,14 @@ fn system_calls_and_unsafe_code_are_at_home_in_sys_only() {
     assert_eq!(foreign_words("    unsafe { std::fs::x() }"), ["unsafe", "std::fs"], "the known-bad case");
 }
 
-/// The lines with `unsafe` that no comment right above gives a reason for.
+/// The lines with `unsafe` that no comment right above gives a reason for (or, at a function, what its
+/// callers owe it).
 fn without_reason(text: &str) -> Vec<String> {
     let lines: Vec<&str> = text.lines().collect();
     let is_reasoned = |at: usize| {
         let above = lines[..at].iter().rev().map(|line| line.trim());
         let comments = above.skip_while(|line| line.starts_with("#[")).take_while(|line| line.starts_with("//"));
-        comments.into_iter().any(|line| line.contains("SAFETY:"))
+        comments.into_iter().any(|line| line.contains("SAFETY:") || line.contains("# Safety"))
     };
     let unsafe_lines = (0..lines.len()).filter(|at| has_word(&code(lines[*at]), "unsafe"));
     unsafe_lines.filter(|at| !is_reasoned(*at)).map(|at| lines[at].trim().to_owned()).collect()
