@@ -12,7 +12,7 @@ use crate::harness::Sandbox;
 const PAGES: [&str; 2] = ["man/withlock.1", "man/withlock.5"];
 
 /// The lines of a section, or of a subsection in it.
-fn section<'p>(page: &'p str, title: &str) -> Vec<&'p str> {
+pub(super) fn section<'p>(page: &'p str, title: &str) -> Vec<&'p str> {
     part(page.lines(), &format!(".Sh {title}"), ".Sh ")
 }
 

@@ -67,7 +67,8 @@ fn level(module: &str) -> usize {
 fn arrows_upward(module: &str, text: &str) -> Vec<String> {
     let mut wrong = Vec::new();
     for line in text.lines().map(code) {
-        for target in line.split("crate::").skip(1) {
+        // The second climbs from the module, or only from its tests: then what follows is no module of ours.
+        for target in line.split("crate::").skip(1).chain(line.split("super::super::").skip(1)) {
             let names = target.trim_start_matches('{').split([',', '}', ';']).take_while(|_| target.starts_with('{'));
             let first = target.split(|c: char| !(c.is_alphanumeric() || c == '_')).next().unwrap_or_default();
             for name in names.map(|name| name.trim().split("::").next().unwrap_or_default()).chain([first]) {
@@ -76,9 +77,6 @@ fn arrows_upward(module: &str, text: &str) -> Vec<String> {
                     wrong.push(format!("{module} uses {name}: {}", line.trim()));
                 }
             }
-        }
-        if line.contains("super::super") {
-            wrong.push(format!("{module} climbs: {}", line.trim()));
         }
     }
     wrong
@@ -103,7 +101,7 @@ fn arrows_run_one_way_and_pure_modules_use_pure_modules_only() {
         ("lease", "use crate::sys::clock;"),
         ("sys", "    crate::store::file::x()"),
         ("store", "use crate::{record, supervise};"),
-        ("report", "use super::super::sys;"),
+        ("report", "use super::super::sys::clock;"),
     ] {
         assert_eq!(arrows_upward(module, bad).len(), 1, "the known-bad case {bad}");
     }
