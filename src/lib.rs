@@ -127,6 +127,22 @@
 //! the guard that the record calls inherited is free, under the same boot, on a local file system, so nobody who kept
 //! the descriptor lives.
 //!
+//! # By nonce
+//!
+//! Who has nothing but a nonce (`renew`, `release`, after `acquire`) is not the process that made the grant and never
+//! renames L itself: between its look and that rename L could become another's, and it has no guard to prevent that.
+//! It renews as above through a descriptor whose record it has read, and releases through the slot like any ender.
+//! `acquire` alone leaves a lock without a guard, good for one ttl; with `--for-pid` a keeper process has the guard,
+//! renews, and releases when the process it watches (by a pidfd, so that a reused number does not fool it) has ended.
+//!
+//! # Numbers
+//!
+//! `reserve DIR` creates `DIR/claim-<n>` exclusively, n from one above `DIR/floor`, upward until a create succeeds. It
+//! tries for `DIR/lock` first and goes on without it when its patience ends; both ways call the one function. A wait
+//! that runs out *means* that a rival is about to claim, so the lock must not be what keeps numbers apart. It protects
+//! only the floor, a hint that saves looking: written under the lock alone, by rename, never lowered. Markers are never
+//! removed. A fencing token is such a number, taken between the steps (2) and (3) of the grant.
+//!
 //! # Waiting
 //!
 //! A waiter sleeps in a blocking `flock` on the holder's inode where the record says that there is a guard and was
