@@ -17,7 +17,6 @@
 //!   (sudo, su, most daemons) drop it. Then the wrapper alone vouches for the lock, by its own copy and its renewals.
 //! * A signal that somebody sends with kill(2) to the **whole process group** cannot be told from one sent to the
 //!   wrapper: COMMAND gets it twice. Signals from the terminal can be told, and are not handed on.
-//! * **SIGCHLD ignored on entry** is the one disposition that COMMAND does not get back.
 //! * A descendant of COMMAND that has changed its user (setuid) **cannot be ended** by an ordinary user's wrapper; it is
 //!   named on standard error.
 //!

@@ -60,6 +60,7 @@ impl Program {
             shell_argv: &mut shell_argv,
             environment: &environment,
             mask: *on_entry.mask().as_ref(),
+            ignores_child: on_entry.ignores_child(),
             error: 0,
         };
         // Used by the child alone, until it has become COMMAND; its pages are touched only where used.
@@ -93,15 +94,19 @@ struct Start<'a> {
     shell_argv: &'a mut [*const c_char],
     environment: &'a [*const c_char],
     mask: libc::sigset_t,
+    ignores_child: bool,
     error: c_int,
 }
 
-/// The child's part: give the mask back, and become COMMAND, searched for as execvp does.
+/// The child's part: give SIGCHLD's disposition and the mask back, and become COMMAND, searched for as execvp does.
 extern "C" fn become_command(argument: *mut c_void) -> c_int {
     // SAFETY: `spawn` passes its `Start`, and does not run until we are gone. From here on only
     // async-signal-safe calls.
     unsafe {
         let start = &mut *argument.cast::<Start<'_>>();
+        if start.ignores_child {
+            libc::signal(libc::SIGCHLD, libc::SIG_IGN);
+        }
         libc::sigprocmask(libc::SIG_SETMASK, &raw const start.mask, ptr::null_mut());
         let mut error = libc::ENOENT;
         for candidate in start.candidates {
