@@ -50,9 +50,11 @@
 //!    later epoch always has a larger one.
 //! 3. fstat, which fixes device and inode as the epoch's identity and the name of its blank slot; then the record, in one
 //!    write. A short write takes the epoch back and is an error. Off local file systems: fsync.
-//! 4. L is still that inode, neither slot exists, and less than a third of the ttl has passed since (1): now it is held.
-//!    Otherwise renew first, and start over if that is not confirmed. Without this step a maker that slept between (1)
-//!    and (3) would believe in a lock that was evicted as a blank one meanwhile.
+//! 4. L is still that inode, neither slot exists, and less than a third of the ttl has passed since (1), asked after the
+//!    looks: now it is held. Otherwise renew first, and start over if that is not confirmed. Without this step a maker
+//!    that slept between (1) and (3) would believe in a lock that was evicted as a blank one meanwhile. What is given up
+//!    here goes through the slot like any end, but not while somebody is in the *blank* slot: their rename may be under
+//!    way, and ended elsewhere this epoch would leave it to hit the next one. Then the epoch is left to them.
 //!
 //! # Renew
 //!
@@ -63,7 +65,8 @@
 //! 3. Look at L once more.
 //! 4. Look for the slot. None: **confirmed**. One that can be removed with rmdir was empty: confirmed, and whoever was
 //!    about to claim in it fails with ENOENT. One that holds a claim: **contested**, look again soon, unless that claim
-//!    is older than the reclaim age, which means that its maker died.
+//!    is older than the reclaim age, which means that its maker died. All that must have taken less than a third of the
+//!    ttl, or what was seen is too old to prove anything.
 //!
 //! An ender judges the age again *after* it has made its claim. So one side touches and then looks for a claim, the
 //! other claims and then looks at the touch; whatever the order, one of them sees the other. That is why a confirmed
@@ -145,10 +148,12 @@
 //! # Waiting
 //!
 //! A waiter sleeps in a blocking `flock` on the holder's inode where the record says that there is a guard and was
-//! written under this boot; release and death wake it in the kernel's order. It also looks at the expiry and, jittered,
-//! about once a second. If it is given the guard while L is still that inode, the holder is dead but not yet stale: it
-//! lets go at once, so as to veto nobody, and waits by the clock. It never sleeps on a lock without a record, since it
-//! would turn the maker away. Being woken confers nothing; it creates L like everybody.
+//! written under this boot; release and death wake it in the kernel's order. A second thread looks at L about once a
+//! second and at the expiry, and calls the sleeper only when there is something to do: who leaves the kernel's queue for
+//! a mere look wakes all behind. Given the guard while L is still that inode, the waiter knows that the holder is dead
+//! but not yet stale: it lets go at once, so as to veto nobody, and waits by the clock. It never sleeps on a lock without
+//! a record, since it would turn the maker away. Where no guard can be seen it polls, at a pace that grows from
+//! milliseconds to a second. Being woken confers nothing; it creates L like everybody.
 //!
 //! # Map
 //!
