@@ -1,4 +1,177 @@
-//! A lock file for commands. (Long form: see below, once the modules stand.)
+//! `withlock LOCK -- COMMAND` runs COMMAND while a lock file exists, and removes that file afterwards only if it is
+//! still its own. This page is the protocol; `withlock(5)` is the same for another program that wants to take part.
+//!
+//! # Limits
+//!
+//! * **On one host, on a local file system** a living holder keeps its lock whatever the clocks do, and ending a lock
+//!   never hits the next one. Only `break --force` overrides that, and `--no-renew`, which gives the protection up.
+//! * **Between hosts** that share files but not `flock(2)` the same holds as long as three things do: no process is
+//!   held up for longer than the reclaim age (ttl + 5 s) between two neighbouring system calls, the server's clock
+//!   makes no jump forward, and no look-up is answered from a stale cache (NFS: `noac,lookupcache=none`; FUSE: time-outs
+//!   of zero, and files told apart by inode).
+//! * A holder that is **suspended on another host** for longer than its ttl loses the lock while its command still
+//!   exists. It learns so with its first act on waking. Until then only a fencing token keeps its late writes out.
+//! * An ender that is **stopped while it has the guard** keeps everybody out until it is continued or killed;
+//!   `break --force` passes it.
+//! * The guard lives as long as somebody keeps its descriptor. **Programs that close descriptors they do not know**
+//!   (sudo, su, most daemons) drop it. Then the wrapper alone vouches for the lock, by its own copy and its renewals.
+//! * A signal that somebody sends with kill(2) to the **whole process group** cannot be told from one sent to the
+//!   wrapper: COMMAND gets it twice. Signals from the terminal can be told, and are not handed on.
+//! * A descendant of COMMAND that has changed its user (setuid) **cannot be ended** by an ordinary user's wrapper; it is
+//!   named on standard error.
+//!
+//! # Words
+//!
+//! *L* is the path of the lock. An *epoch* is one existence of a file at L, from its exclusive creation until it is
+//! taken off that path; the process that created it is its *holder*. The *nonce*, 16 random bytes in the record, is the
+//! epoch's identity. The *ttl* in the record is the holder's own promise: older than this without a renewal, and I am
+//! dead. The *guard* is an exclusive `flock(2)` on the lock file's inode, held by the wrapper and, through an inherited
+//! descriptor, by COMMAND and its children; the kernel drops it when the last of them is gone. The *slot* of an epoch is
+//! the directory `L.stale-<claimed_at_ms>-<nonce>`: the one place where anybody but the punctual holder can end that
+//! epoch, and afterwards the quarantine of its record.
+//!
+//! # The one arbiter
+//!
+//! Exclusive creation (`O_CREAT|O_EXCL`) decides everything: who is granted an epoch (the file L), who ends it (a claim
+//! file in the slot), who gets a number (a marker in the directory of reserved numbers). The guard and the age look as
+//! if they prevented collisions. They do not: the age says when an end may be *tried*, the guard can only *veto* it.
+//!
+//! Every numbered step below is one system call or a short fixed sequence of them, a process may stall or die between
+//! any two, and L is always named by its base name under the descriptor of its directory, which is opened once. The
+//! numbers are those in the comments of [`store`].
+//!
+//! # Grant
+//!
+//! 1. Note the boot clock, then create L exclusively. If it exists, look at it, and wait or end it; nothing else ever
+//!    confers the lock.
+//! 2. Take the guard without blocking. If it stays busy for 100 ms we stalled so long that somebody is ending our
+//!    newborn epoch already: end it too, under the slot name of a blank lock, and start over. A file system without
+//!    locks is lived with, and the record says `"guard":"none"`. With `--fence` the number is reserved here, so that a
+//!    later epoch always has a larger one.
+//! 3. fstat, which fixes device and inode as the epoch's identity and the name of its blank slot; then the record, in one
+//!    write. A short write takes the epoch back and is an error. Off local file systems: fsync.
+//! 4. L is still that inode, neither slot exists, and less than a third of the ttl has passed since (1), asked after the
+//!    looks: now it is held. Otherwise renew first, and start over if that is not confirmed. Without this step a maker
+//!    that slept between (1) and (3) would believe in a lock that was evicted as a blank one meanwhile. What is given up
+//!    here goes through the slot like any end, but not while somebody is in the *blank* slot: their rename may be under
+//!    way, and ended elsewhere this epoch would leave it to hit the next one. Then the epoch is left to them.
+//!
+//! # Renew
+//!
+//! Every third of the ttl, and at once after SIGCONT.
+//!
+//! 1. L still has our identity and our descriptor still shows our nonce, or the lock is **lost**.
+//! 2. Touch the file through the descriptor made at the grant. By path we would refresh a successor.
+//! 3. Look at L once more.
+//! 4. Look for the slot. None: **confirmed**. One that can be removed with rmdir was empty: confirmed, and whoever was
+//!    about to claim in it fails with ENOENT. One that holds a claim: **contested**, look again soon, unless that claim
+//!    is older than the reclaim age, which means that its maker died. All that must have taken less than a third of the
+//!    ttl, or what was seen is too old to prove anything.
+//!
+//! An ender judges the age again *after* it has made its claim. So one side touches and then looks for a claim, the
+//! other claims and then looks at the touch; whatever the order, one of them sees the other. That is why a confirmed
+//! renewal cannot be undone by an older time stamp.
+//!
+//! # Release
+//!
+//! By the process that made the grant, and no other.
+//!
+//! 1. Identity and nonce as in renew, or the lock is lost.
+//! 2. Rename L to the slot's *name*, as a plain file. A delayed rival that still believes in this epoch renames towards
+//!    the same name and fails on it. If a slot directory is there, somebody is ending the epoch: end it through the slot
+//!    instead, with the descriptor and the guard we have.
+//! 3. Unlock the guard explicitly: a background child may still have the descriptor, and waiters sleep on it.
+//! 4. Unlink the renamed file.
+//!
+//! "Compare the nonce, then unlink L" would remove a successor's lock whenever the process stalls between the two.
+//!
+//! # End through the slot
+//!
+//! Eviction of a stale lock, `break`, a release that found somebody in its slot, `release --nonce`.
+//!
+//! 1. Who may not rename L (sticky directory, somebody else's file) stops and makes nothing. Open L, read from this very
+//!    descriptor that it is the inode and nonce that were judged, and take its guard without blocking. If that stays busy
+//!    a process vouches for the epoch: **vetoed**, however old it is. `--force` goes on without the guard.
+//! 2. Make the slot directory, with the permissions of the directory that holds L. It may exist.
+//! 3. Open it, and use only this descriptor from here on.
+//! 4. Create `claim-<k>` in it exclusively: 0, or one above the highest. A claim that is there may be passed over at once
+//!    by whoever has the guard of a local file system, since no other ender can be alive then; by others when it is
+//!    older than the reclaim age. If the create fails with EEXIST or ENOENT somebody else is faster: look again.
+//! 5. L is still this inode and nonce and, for an eviction or an unforced break, still stale, by comparing its time stamp
+//!    with that of the claim just made: two stamps of one file system, no host's clock. If not, withdraw the claim.
+//! 6. `renameat2(L, slot/lock, RENAME_NOREPLACE)`. It cannot hit another epoch: nobody else may end this one any more; if
+//!    the slot has gone the call fails; if somebody was faster its target is taken.
+//!
+//! *Ending never grants*: the evictor goes back to the exclusive create like everybody else. An attempt must issue its
+//! rename within the claim deadline, min(ttl, 5 s) counted from a look taken with the guard in hand, or look again.
+//! Where the file system refuses RENAME_NOREPLACE that bound alone protects a plain rename. Without an inode or space
+//! for a slot, the holder of a local guard renames L to the slot's name as a plain file. If the slot's name is occupied
+//! by something that is no slot, a local guard (or an operator's `--force`) decides, and L goes to
+//! `L.reclaim-<random>`.
+//!
+//! # Reclaim
+//!
+//! The occupied name of an ended epoch is a mechanism: it is what a delayed rival fails on. So a slot may go only if the
+//! epoch at L is another, nobody has the guard of the quarantined file, and the slot is older, by its own stamp
+//! against that of a file made just now, than max(ttl, claim deadline) + 5 s. The time in its *name* is older by the
+//! owner's whole life and says nothing. The 5 s are needed because the deadline bounds when a rename is issued, not when
+//! it lands ([`lease::RECLAIM_MARGIN_MS`]). The slot is renamed to a private name first, then deleted. A contender that
+//! has evicted reclaims this lock's aged slots in passing, so that a crash loop does not fill the directory.
+//!
+//! # Stale, and whose clock
+//!
+//! Stale means: the file's age is greater than the ttl *in its record*. No pid, host or boot id is compared, and a
+//! contender's own `--ttl` is about its own lock. A first look may use the local clock; the verdict of step (5) does not.
+//! A time stamp in the future proves nothing, so a lock whose inode, nonce and stamp stayed the same for one ttl of the
+//! observer's boot clock is stale too. File systems that stamp whole seconds get 2 s more. A **blank** lock (empty, NUL
+//! bytes, or the beginning of a record, at most 4096 bytes) is held while it is younger than 60 s, whoever looks.
+//! Everything else at L is **foreign** and never touched. `--evict-dead` is the one exception a contender can ask for:
+//! the guard that the record calls inherited is free, under the same boot, on a local file system, so nobody who kept
+//! the descriptor lives.
+//!
+//! # By nonce
+//!
+//! Who has nothing but a nonce (`renew`, `release`, after `acquire`) is not the process that made the grant and never
+//! renames L itself: between its look and that rename L could become another's, and it has no guard to prevent that.
+//! It renews as above through a descriptor whose record it has read, and releases through the slot like any ender.
+//! `acquire` alone leaves a lock without a guard, good for one ttl; with `--for-pid` a keeper process has the guard,
+//! renews, and releases when the process it watches (by a pidfd, so that a reused number does not fool it) has ended.
+//!
+//! # Numbers
+//!
+//! `reserve DIR` creates `DIR/claim-<n>` exclusively, n from one above `DIR/floor`, upward until a create succeeds. It
+//! tries for `DIR/lock` first and goes on without it when its patience ends; both ways call the one function. A wait
+//! that runs out *means* that a rival is about to claim, so the lock must not be what keeps numbers apart. It protects
+//! only the floor, a hint that saves looking: written under the lock alone, by rename, never lowered. Markers are never
+//! removed. A fencing token is such a number, taken between the steps (2) and (3) of the grant.
+//!
+//! # Waiting
+//!
+//! A waiter sleeps in a blocking `flock` on the holder's inode where the record says that there is a guard and was
+//! written under this boot; release and death wake it in the kernel's order. A second thread looks at L about once a
+//! second and at the expiry, and calls the sleeper only when there is something to do: who leaves the kernel's queue for
+//! a mere look wakes all behind. Given the guard while L is still that inode, the waiter knows that the holder is dead
+//! but not yet stale: it lets go at once, so as to veto nobody, and waits by the clock. It never sleeps on a lock without
+//! a record, since it would turn the maker away. Where no guard can be seen it polls, at a pace that grows from
+//! milliseconds to a second. Being woken confers nothing; it creates L like everybody.
+//!
+//! # Map
+//!
+//! Arrows run one way: `command` → [`supervise`] → [`store`] → [`sys`]. The pure modules know no system call; clock
+//! readings are their arguments.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`cli`], [`options`] | what was typed; what it means, validated (pure) |
+//! | [`exit`] | the table of exit codes (pure) |
+//! | [`record`] | the record, slot and claim names: encode, decode, classify (pure) |
+//! | [`lease`] | stale? renew when? give up when? reclaim when? (pure) |
+//! | [`machine`] | the supervisor's decisions: (state, event) → actions (pure) |
+//! | [`report`], [`text`] | words for people (pure) |
+//! | [`store`] | the seam, and the protocol on files: `file` grants and waits, `held` renews and releases, `end`, `claim`, `reclaim` |
+//! | [`supervise`] | poll → event → machine → perform |
+//! | [`sys`] | the only home of `nix` and `unsafe`; [`sys::hook`] is the tests' hold on every system call |
+//! | `command` | one page for each command |
 
 pub mod cli;
 mod command;

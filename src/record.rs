@@ -127,7 +127,7 @@ pub struct Record {
     pub pid_started: u64,
     /// The wrapper's effective user.
     pub uid: u32,
-    /// Base name of argv[0] only: arguments carry secrets.
+    /// Base name of `argv[0]` only: arguments carry secrets.
     pub command: String,
     /// Who has the guard.
     pub guard: Guard,

@@ -13,7 +13,7 @@ use crate::supervise::{supervise, supervise_briefly};
 use crate::sys::clock::boot_ms;
 use crate::sys::output::complain;
 use crate::sys::process;
-use crate::sys::signal::{self, OnEntry, Signals};
+use crate::sys::signal::{OnEntry, Signals};
 use crate::sys::spawn::Program;
 use crate::sys::{Errno, describe};
 use crate::text::{Shown, duration};
@@ -130,9 +130,9 @@ struct Job {
 }
 
 impl Job {
-    fn prepare(plan: Plan, on_entry: OnEntry) -> anyhow::Result<(Self, FileStore)> {
+    fn prepare(plan: Plan, mut on_entry: OnEntry) -> anyhow::Result<(Self, FileStore)> {
         let signals = Signals::open().map_err(|errno| System::new("open a signal descriptor", errno))?;
-        signal::receive_child_statuses().map_err(|errno| System::new("reset SIGCHLD", errno))?;
+        on_entry.receive_child_statuses().map_err(|errno| System::new("reset SIGCHLD", errno))?;
         let store = FileStore::open(&plan.lock, plan.lease.parents, &on_entry)?;
         let lock = store.absolute_name()?;
         Ok((Job { plan, lock, signals, on_entry }, store))

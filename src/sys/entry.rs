@@ -163,12 +163,16 @@ mod early {
     const SYS_ARCH_PRCTL: usize = 158;
     const SYS_EXIT_GROUP: usize = 231;
 
+    // SAFETY: the linker defines the first, the C library the second (environ(7)), as declared here.
     unsafe extern "C" {
         static __ehdr_start: FileHeader;
         static mut environ: *const *const c_char;
     }
 
     /// A system call, before there is an errno to put its result in.
+    ///
+    /// # Safety
+    /// The arguments must be what this system call takes.
     unsafe fn call(number: usize, first: usize, second: usize) -> usize {
         let result;
         // SAFETY: the kernel's calling convention; the caller vouches for the arguments.
@@ -181,6 +185,9 @@ mod early {
 
     /// Makes thread-local storage: errno lives there, and what the allocator keeps for a thread. The C
     /// library's start makes its own later and forgets this one.
+    ///
+    /// # Safety
+    /// Once, before anything else, in the only thread.
     unsafe fn make_thread_local_storage() -> bool {
         // SAFETY: single-threaded, before anything else; the linker provides the header, and the program
         // headers lie where it says.
@@ -211,6 +218,10 @@ mod early {
         }
     }
 
+    /// The first Rust code of the process.
+    ///
+    /// # Safety
+    /// Called by `withlock_start` alone, with the stack pointer that the kernel gave the process.
     unsafe extern "C" fn start(stack: *const usize) {
         // SAFETY: the kernel puts argc, the arguments, a null pointer and the environment here.
         unsafe {

@@ -1,6 +1,6 @@
 //! The border to the operating system: the only home of `nix` and of `unsafe`.
 //!
-//! Every call of the lock protocol passes [`hook::before`], so that tests can stop, fail or reorder
+//! Every call of the lock protocol passes `hook::before`, so that tests can stop, fail or reorder
 //! each of them. In a build without the `switches` feature the hook is an empty inline function.
 #![allow(unsafe_code)]
 

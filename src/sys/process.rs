@@ -273,6 +273,7 @@ pub unsafe fn words(count: c_int, arguments: *const *const c_char) -> Vec<OsStri
     (0..count).map(|index| OsString::from_vec(word(index).to_bytes().to_vec())).collect()
 }
 
+// SAFETY: this is how the C library declares it (environ(7)).
 unsafe extern "C" {
     static environ: *const *const c_char;
 }

@@ -9,10 +9,11 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::machine::Received;
 
-/// The signal mask that this process was started with. COMMAND is given it back.
+/// What this process was started with and has changed for itself. COMMAND is given it back.
 #[derive(Clone, Copy, Debug)]
 pub struct OnEntry {
     mask: SigSet,
+    ignores_child: bool,
 }
 
 /// Blocks every signal that can be blocked. From here on no signal ends the process between two
@@ -20,7 +21,7 @@ pub struct OnEntry {
 pub fn block_all() -> Result<OnEntry> {
     let mut mask = SigSet::empty();
     sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), Some(&mut mask))?;
-    Ok(OnEntry { mask })
+    Ok(OnEntry { mask, ignores_child: false })
 }
 
 impl OnEntry {
@@ -33,6 +34,20 @@ impl OnEntry {
         &self.mask
     }
 
+    /// Makes sure that a child's status is never lost: with SIGCHLD ignored the kernel would throw it away.
+    pub fn receive_child_statuses(&mut self) -> Result<()> {
+        let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
+        // SAFETY: the default action is no function of ours.
+        let before = unsafe { sigaction(Signal::SIGCHLD, &default) }?;
+        self.ignores_child |= matches!(before.handler(), SigHandler::SigIgn);
+        Ok(())
+    }
+
+    /// SIGCHLD was ignored.
+    pub(super) fn ignores_child(&self) -> bool {
+        self.ignores_child
+    }
+
     /// The mask under which a waiter sleeps: signals act as they did on entry. Only SIGPIPE stays
     /// blocked, so that a line that nobody reads does not end the wait, and the alarm gets through.
     pub(super) fn while_waiting(&self) -> SigSet {
@@ -41,13 +56,6 @@ impl OnEntry {
         mask.remove(Signal::SIGALRM);
         mask
     }
-}
-
-/// Makes sure that a child's status is never lost: with SIGCHLD ignored the kernel would throw it away.
-pub fn receive_child_statuses() -> Result<()> {
-    let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
-    // SAFETY: the default action is no function of ours.
-    unsafe { sigaction(Signal::SIGCHLD, &default) }.map(drop)
 }
 
 /// Signals as a descriptor.

@@ -67,6 +67,7 @@ impl Program {
             environment: &environment,
             mask: *on_entry.mask().as_ref(),
             has_input: self.has_input,
+            ignores_child: on_entry.ignores_child(),
             error: 0,
         };
         // Used by the child alone, until it has become COMMAND; its pages are touched only where used.
@@ -101,10 +102,11 @@ struct Start<'a> {
     environment: &'a [*const c_char],
     mask: libc::sigset_t,
     has_input: bool,
+    ignores_child: bool,
     error: c_int,
 }
 
-/// The child's part: give the mask back, and become COMMAND, searched for as execvp does.
+/// The child's part: give SIGCHLD's disposition and the mask back, and become COMMAND, searched for as execvp does.
 extern "C" fn become_command(argument: *mut c_void) -> c_int {
     // SAFETY: `spawn` passes its `Start`, and does not run until we are gone. From here on only
     // async-signal-safe calls.
@@ -118,6 +120,9 @@ extern "C" fn become_command(argument: *mut c_void) -> c_int {
             } else {
                 libc::dup2(null, 0);
             }
+        }
+        if start.ignores_child {
+            libc::signal(libc::SIGCHLD, libc::SIG_IGN);
         }
         libc::sigprocmask(libc::SIG_SETMASK, &raw const start.mask, ptr::null_mut());
         let mut error = libc::ENOENT;

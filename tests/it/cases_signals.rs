@@ -274,9 +274,10 @@ fn signal_lines(status: &str) -> Vec<(String, u64)> {
 #[test]
 fn c34_ignored_and_blocked_signals_are_the_same_with_and_without_the_wrapper() {
     let sandbox = Sandbox::new();
-    let settings: [&[&str]; 5] = [
+    let settings: [&[&str]; 6] = [
         &[],
         &["--ignore-signal=HUP"],
+        &["--ignore-signal=CHLD"],
         &["--ignore-signal=HUP,INT,QUIT,TERM,USR1,PIPE,TSTP,TTIN,TTOU,ALRM,WINCH"],
         &["--block-signal=USR2,TERM,ALRM"],
         &["--ignore-signal=USR1,ALRM", "--block-signal=HUP,USR1,INT,PIPE"],
@@ -291,6 +292,14 @@ fn c34_ignored_and_blocked_signals_are_the_same_with_and_without_the_wrapper() {
         assert_eq!(seen(true), seen(false), "{options:?}");
         assert_eq!(seen(true).len(), 4);
     }
+}
+
+#[test]
+fn c34_with_sigchld_ignored_the_commands_status_is_still_reported() {
+    let sandbox = Sandbox::new();
+    let through = ["env", "--ignore-signal=CHLD"];
+    sandbox.shipped().lock().sh("exit 7").through(through).run().exited(7).silent();
+    sandbox.shipped().args(["--skip-if", "exit 1"]).lock().sh("exit 7").through(through).run().exited(7).silent();
 }
 
 #[test]

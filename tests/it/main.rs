@@ -9,6 +9,7 @@ mod cases_terminal;
 mod cases_waiting;
 mod contention;
 mod cron;
+mod docs;
 mod evict_dead;
 mod frugal;
 mod harness;

@@ -1,0 +1,35 @@
+//! `.ci/run` runs what the README tells people to run.
+
+use super::{repository, shipped_text};
+
+/// The command under "Working on it": the first line of the first shell block there.
+fn test_command(readme: &str) -> &str {
+    let part = readme.split_once("## Working on it").expect("the heading").1;
+    part.split_once("```sh\n").expect("a block").1.lines().next().expect("a line")
+}
+
+#[test]
+fn ci_runs_the_readmes_test_command_and_can_be_started() {
+    let ci = shipped_text(".ci/run");
+    let command = test_command(&shipped_text("README.md")).to_owned();
+    assert!(command.starts_with("cargo test"), "{command}");
+    let runs = |text: &str| text.lines().any(|line| line.trim() == command);
+    assert!(runs(&ci));
+    assert!(!runs(&ci.replace(&command, "cargo check")), "the known-bad case");
+    let mode = std::os::unix::fs::PermissionsExt::mode(
+        &std::fs::metadata(repository().join(".ci/run")).expect(".ci/run").permissions(),
+    );
+    assert_eq!(mode & 0o111, 0o111, "executable");
+}
+
+/// The packages that `.ci/run` installs hold every tool that the tests of this directory name.
+#[test]
+fn ci_installs_what_the_tests_need() {
+    let ci = shipped_text(".ci/run");
+    let installed: Vec<&str> = ci.split_whitespace().collect();
+    for package in
+        ["mandoc", "man-db", "bash-completion", "zsh", "fish", "procmail", "liblockfile-bin", "strace", "curl"]
+    {
+        assert!(installed.contains(&package), "{package}");
+    }
+}
