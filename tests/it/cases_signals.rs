@@ -11,8 +11,8 @@ use crate::harness::{Moments, Sandbox, calls, children, eventually, process, rec
 /// Real-time signals queue: one that came twice is seen twice. nix has no name for them.
 fn send_real_time(pid: i32, above_the_least: i32) {
     let number = 34 + above_the_least;
-    let sent = std::process::Command::new("/bin/kill").arg(format!("-{number}")).arg(pid.to_string()).status();
-    assert!(sent.expect("kill").success());
+    let sent = std::process::Command::new("/bin/sh").args(["-c", &format!("kill -{number} {pid}")]).status();
+    assert!(sent.expect("a shell").success());
 }
 
 /// A command that writes a line for each signal that it gets and ends when it is told to.

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use crate::harness::{
-    Call, Moments, Run, Sandbox, age, blank_ages_ms, calls, plant, planted, record, send_to_group, shipped, slots,
+    Call, Moments, Run, Running, Sandbox, age, blank_ages_ms, calls, eventually, plant, planted, process, record,
+    send_to_group, shipped, slots,
 };
 
 const TTL_MS: u64 = 1_000;
@@ -188,6 +189,58 @@ fn a_holder_whose_file_calls_fail_one_by_one_ends_with_a_word_and_locks_nobody_o
         }
         assert_the_next_gets_in(&sandbox, &what);
     });
+}
+
+/// Reads a counter, dawdles, writes it back, and leaves a trace of whoever was inside at the same time.
+const WITNESS: &str = "mkdir inside || touch overlap; i=0; while [ $i -lt 2000 ]; do i=$((i+1)); done; rmdir inside";
+
+/// A holder delayed for more than its ttl before one of its calls, and two rivals that come meanwhile;
+/// says whether two of them were inside at once.
+fn overlaps(before: Before, call: &Call, leave_out: Option<&str>) -> bool {
+    let sandbox = Sandbox::new();
+    prepare(&sandbox, before);
+    let start = |delayed: bool| {
+        let run = match leave_out {
+            Some(steps) => sandbox.withlock().leave_out(steps),
+            None => sandbox.shipped(),
+        };
+        let run = run.args(["-q", "--ttl", "1s", "--on-lost", "warn"]).lock().sh(WITNESS);
+        if !delayed {
+            return run.start();
+        }
+        let inject = format!("inject={}:delay_enter=1300000:when={}", call.name, call.nth);
+        run.traced(&sandbox.io_path("strace"), &["-e", &format!("trace={}", call.name), "-e", &inject]).start()
+    };
+    let delayed = start(true);
+    // As soon as it is held up (or has ended already): strace stops whom it delays.
+    eventually("the holder is held up", || match process(delayed.pid()) {
+        Some(process) if process.state == 't' || process.state == 'Z' => Ok(()),
+        other => Err(other),
+    });
+    for finished in [start(false), start(false), delayed].map(Running::wait) {
+        // Nobody is ended, nobody is turned away; only what left steps out may notice that it was robbed.
+        assert!(leave_out.is_some() || finished.code() == Some(0), "{before:?}: {call:?}: {finished}");
+    }
+    sandbox.path("overlap").exists()
+}
+
+#[test]
+fn a_holder_delayed_beyond_its_ttl_at_each_of_its_file_calls_is_never_inside_with_a_rival() {
+    shipped();
+    for before in [Before::Nothing, Before::Stale] {
+        in_lanes(calls_of_a_hold(before), |call| assert!(!overlaps(before, &call, None), "{before:?}: {call:?}"));
+    }
+}
+
+#[test]
+fn a_holder_delayed_at_each_of_its_file_calls_is_inside_with_a_rival_when_the_create_is_not_exclusive() {
+    // The negative control of the test above.
+    let count = Mutex::new(0);
+    in_lanes(calls_of_a_hold(Before::Nothing), |call| {
+        *count.lock().expect("a count") +=
+            usize::from(overlaps(Before::Nothing, &call, Some("exclusive,guard,grant-check")));
+    });
+    assert!(count.into_inner().expect("a count") > 0);
 }
 
 #[test]
