@@ -27,7 +27,7 @@ fn delayed_holder(sandbox: &Sandbox, shipped: bool, leave_out: &str, delayed: &s
 
 /// Takes the lock as soon as it can, and stays in the gate.
 fn successor(sandbox: &Sandbox, gate: &mut Gate) -> Running {
-    let running = sandbox.withlock().args(["-w", "30s", "--ttl", "1h"]).lock().sh(gate.script()).start();
+    let running = sandbox.withlock().args(["-q", "-w", "30s", "--ttl", "1h"]).lock().sh(gate.script()).start();
     gate.wait_inside();
     running
 }
