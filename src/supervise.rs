@@ -27,6 +27,11 @@ pub fn supervise(
         Supervisor { command_pid, started: None, machine, lock, held, named: HashSet::new(), finished: None };
     let mut waiter = Waiter::new();
     loop {
+        // Signals before children: a SIGCHLD that is read after the last look at the children would be
+        // the only word of a child that ended in between.
+        while let Ok(Some(received)) = signals.next() {
+            supervisor.handle(Event::Signal(received));
+        }
         while let Some((pid, change)) = next_change() {
             // Any other was an orphan of COMMAND's, which we are the subreaper of: reaped, and no more.
             if pid == command_pid {
@@ -35,9 +40,6 @@ pub fn supervise(
             if let Some(outcome) = supervisor.finished {
                 return outcome;
             }
-        }
-        while let Ok(Some(received)) = signals.next() {
-            supervisor.handle(Event::Signal(received));
         }
         if boot_ms() >= supervisor.machine.next_due_ms() {
             supervisor.handle(Event::Tick);

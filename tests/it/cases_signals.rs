@@ -11,8 +11,8 @@ use crate::harness::{Moments, Sandbox, calls, children, eventually, process, rec
 /// Real-time signals queue: one that came twice is seen twice. nix has no name for them.
 fn send_real_time(pid: i32, above_the_least: i32) {
     let number = 34 + above_the_least;
-    let sent = std::process::Command::new("/bin/kill").arg(format!("-{number}")).arg(pid.to_string()).status();
-    assert!(sent.expect("kill").success());
+    let sent = std::process::Command::new("/bin/sh").args(["-c", &format!("kill -{number} {pid}")]).status();
+    assert!(sent.expect("a shell").success());
 }
 
 /// A command that writes a line for each signal that it gets and ends when it is told to.
@@ -145,6 +145,30 @@ fn c30_a_signal_between_the_grant_and_the_spawn_leaks_no_lock() {
         assert!(sandbox.names().is_empty(), "{call}: {:?}", sandbox.names());
         sandbox.wait_until_nothing_runs();
     }
+}
+
+#[test]
+fn c30_the_commands_end_is_not_missed_while_another_signal_is_being_read() {
+    // Without a lock of its own the wrapper has no other reason to wake than the signal it must not lose.
+    let sandbox = Sandbox::new();
+    crate::harness::plant(&sandbox.lock(), &crate::harness::planted(3_600_000), 0);
+    let mut gate = sandbox.gate();
+    let run = sandbox.shipped().args(["-n", "--on-busy", "run"]).lock().sh(format!("trap '' USR1; {}", gate.script()));
+    let running = run.delayed(&sandbox.io_path("strace"), "read", 500).start();
+    let command = gate.wait_inside();
+    // Asleep first: what it read before its sleep is done with.
+    let wait_for_state = |pid: i32, state: char| {
+        eventually("the state", || match process(pid) {
+            Some(process) if process.state == state => Ok(()),
+            other => Err(other),
+        });
+    };
+    wait_for_state(running.pid(), 'S');
+    running.send(Signal::SIGUSR1);
+    wait_for_state(running.pid(), 't');
+    gate.open();
+    wait_for_state(command, 'Z');
+    running.wait().exited(0);
 }
 
 #[test]

@@ -19,7 +19,7 @@ fn build() -> PathBuf {
     let target = Path::new(env!("CARGO_BIN_EXE_withlock")).ancestors().nth(2).expect("the target directory");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let built = Command::new(cargo)
-        .args(["build", "--quiet", "--release", "--no-default-features", "--bin", "withlock", "--target-dir"])
+        .args(["build", "--quiet", "--release", "--bin", "withlock", "--target-dir"])
         .arg(target)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .stdin(Stdio::null())
