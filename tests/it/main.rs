@@ -15,3 +15,4 @@ mod harness_works;
 mod killed_holder;
 mod surroundings;
 mod token_endpoint;
+mod two_hosts;
