@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use nix::sys::signal::Signal;
 
-use crate::harness::{Gate, Running, age, eventually, inode, mtime, record, send_to_group, slots};
+use crate::harness::{Gate, Running, age, blank_ages_ms, eventually, inode, mtime, record, send_to_group, slots};
 
 use super::host::Server;
 use super::scene::{On, Scene, TWO_INSIDE, go_on, stop};
@@ -292,6 +292,53 @@ fn without_either_a_late_ender_takes_its_successors_lock() {
         gate.open();
         on_b.wait().exited(76).says(&["was lost"]);
     }
+}
+
+/// A maker on A stalls between creating its lock and writing the record, for so long that the blank lock
+/// turns stale; an ender on B has verified that, and its rename hangs. Then the maker goes on. Returns the
+/// two, the ender still hanging.
+fn stalled_maker(scene: &mut Scene, gate: &Gate, steps: &str) -> (Running, Running) {
+    // Its first look at what it made: from here on it knows the stamp that names the blank lock's slot.
+    scene.host(On::A).hold_next("getattr", "a.lock");
+    let (inside, lock) = (format!("{}; {}", scene.alone(), gate.script()), scene.lock(On::A));
+    let maker = scene
+        .start(On::A, |withlock| withlock.leave_out(steps).args(["--ttl", LONG_TTL]).args(STAYS).arg(lock).sh(inside));
+    scene.host(On::A).wait_until_held();
+    age(&scene.truth(), blank_ages_ms().1);
+    scene.host(On::A).hold_next("write", "a.lock");
+    scene.host(On::A).wait_until_held();
+    scene.host(On::B).hold_next("rename2", "a.lock");
+    let ender = contender(scene, On::B, "60s", "");
+    scene.host(On::B).wait_until_held();
+    scene.host(On::A).open_gate();
+    (maker, ender)
+}
+
+#[test]
+fn a_maker_that_stalled_before_its_record_waits_for_whoever_ends_its_blank_lock() {
+    let mut scene = Scene::new(Server::default());
+    let mut gate = scene.sandbox.gate();
+    let (maker, ender) = stalled_maker(&mut scene, &gate, "");
+    // Much longer than it takes to give a grant up; then the rename lands.
+    assert!(!gate.somebody_within(Duration::from_secs(6)), "an ender is in the slot of the blank lock");
+    scene.host(On::B).open_gate();
+    ender.wait().exited(0);
+    gate.wait_inside();
+    gate.open();
+    maker.wait().exited(0);
+}
+
+#[test]
+fn a_maker_that_does_not_look_at_its_slots_is_inside_when_the_rename_lands() {
+    // The negative control of the test above.
+    let mut scene = Scene::new(Server::default());
+    let mut gate = scene.sandbox.gate();
+    let (maker, ender) = stalled_maker(&mut scene, &gate, "grant-check");
+    gate.wait_inside();
+    scene.host(On::B).open_gate();
+    ender.wait().exited(TWO_INSIDE);
+    gate.open();
+    maker.wait().exited(76).one_line(&["was lost"]);
 }
 
 #[test]
