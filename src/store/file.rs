@@ -401,6 +401,14 @@ impl FileHeld {
 
     /// Gives back what was never used; what cannot be given back expires.
     fn give_up(&self) {
+        // Who judged this lock while it was blank has claimed it under the blank lock's name, and its rename
+        // may be under way. Ended under another name, the epoch would leave that rename to hit a successor.
+        // The claim was made before the content was read, and our record written before this look: whoever
+        // read no record is seen here.
+        let blank_slot = self.blank_slot.file_name(&self.place.name);
+        if !matches!(self.place.dir.lstat(&blank_slot), Ok(None)) {
+            return;
+        }
         let blank = !matches!(self.is_mine(), Ok(Mine::Yes));
         let (slot, known) = if blank {
             // A part of the record may have been written: the stamp of now names the slot in which

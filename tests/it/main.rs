@@ -30,3 +30,4 @@ mod scripts_contention;
 mod scripts_keeper;
 mod surroundings;
 mod token_endpoint;
+mod two_hosts;
