@@ -28,6 +28,10 @@ if [ "$now" -ge "$(field expires_at "$credentials")" ]; then
     expires_at=$(($(date +%s) + $(field expires_in "$answer")))
     printf '{"access_token": "%s", "refresh_token": "%s", "expires_at": %s}\n' \
         "$new_access" "$new_refresh" "$expires_at" >"$answer"
+    # Still ours? A copy that was stopped for long enough has been taken for dead, and must not write.
+    if [ -n "${WITHLOCK_NONCE-}" ]; then
+        withlock check
+    fi
     # The commit: a reader sees the old credentials or the new ones, never half of them.
     mv "$answer" "$credentials"
 fi

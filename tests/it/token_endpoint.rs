@@ -164,7 +164,10 @@ fn expiry_on_disk(sandbox: &Sandbox) -> u64 {
 }
 
 fn script<'s>(run: Run<'s>, endpoint: &Endpoint) -> Run<'s> {
-    run.args(["/bin/sh", SCRIPT, "credentials"]).arg(endpoint.url())
+    // The script asks `withlock check`, found through PATH as on any other machine.
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_withlock"));
+    let path = format!("{}:/usr/local/bin:/usr/bin:/bin", program.parent().expect("a directory").display());
+    run.args(["/bin/sh", SCRIPT, "credentials"]).arg(endpoint.url()).env("PATH", path)
 }
 
 #[test]
@@ -226,6 +229,27 @@ fn with_the_exclusive_create_left_out_the_same_script_is_revoked() {
         copy.wait();
     }
     assert_eq!(endpoint.books().revocations, 1);
+}
+
+#[test]
+fn a_copy_that_lost_the_lock_while_it_waited_for_the_provider_does_not_commit() {
+    let sandbox = Sandbox::new();
+    let endpoint = Endpoint::start(Duration::from_secs(3));
+    login(&sandbox);
+    // It is only warned, so that nothing but its own question keeps it from writing.
+    let run = sandbox.withlock().args(["--on-lost", "warn"]).lock().arg("--");
+    let copy = script(run, &endpoint).start();
+    eventually("it has asked the provider", || {
+        let asked = endpoint.books().requests_with.len();
+        if asked == 1 { Ok(()) } else { Err(asked) }
+    });
+    sandbox.withlock().args(["break", "--force", "--reason", "test"]).lock().run().exited(0);
+    let theirs = r#"{"access_token": "theirs", "refresh_token": "theirs", "expires_at": 4000000000}"#;
+    std::fs::write(sandbox.path("credentials"), theirs).expect("credentials");
+    let finished = copy.wait();
+    finished.exited(76);
+    assert_eq!(finished.out(), "");
+    assert_eq!(std::fs::read_to_string(sandbox.path("credentials")).expect("credentials"), theirs);
 }
 
 #[test]
