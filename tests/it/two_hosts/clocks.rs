@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use crate::harness::{Gate, Running, send_to_group, slots};
 
 use super::host::Server;
-use super::scene::{On, Scene};
+use super::scene::{On, Scene, undisturbed};
 
 const HOUR_MS: i64 = 3_600_000;
 
@@ -39,29 +39,33 @@ fn assert_that_a_dead_holder_is_recovered(scene: &Scene, gate: &mut Gate) {
 
 #[test]
 fn a_live_lock_is_busy_and_a_dead_one_recovered_whatever_the_servers_clock_says() {
-    for clock_offset_ms in [-HOUR_MS, HOUR_MS] {
-        let scene = Scene::new(Server { clock_offset_ms, ..Server::default() });
-        let mut gate = scene.sandbox.gate();
-        let held = holder(&scene, &mut gate);
-        // Longer than the ttl, so that it must have been renewed to be busy still.
-        contender(&scene, "5s").wait().exited(75);
-        assert_eq!(slots(&scene.truth()).len(), 0, "a look that was mistaken leaves nothing behind");
-        gate.open();
-        held.wait().exited(0).silent();
-        assert_that_a_dead_holder_is_recovered(&scene, &mut gate);
-    }
+    undisturbed(|| {
+        for clock_offset_ms in [-HOUR_MS, HOUR_MS] {
+            let scene = Scene::new(Server { clock_offset_ms, ..Server::default() });
+            let mut gate = scene.sandbox.gate();
+            let held = holder(&scene, &mut gate);
+            // Longer than the ttl, so that it must have been renewed to be busy still.
+            contender(&scene, "5s").wait().exited(75);
+            assert_eq!(slots(&scene.truth()).len(), 0, "a look that was mistaken leaves nothing behind");
+            gate.open();
+            held.wait().exited(0).silent();
+            assert_that_a_dead_holder_is_recovered(&scene, &mut gate);
+        }
+    });
 }
 
 #[test]
 fn a_servers_clock_that_steps_back_takes_no_live_lock_and_keeps_no_dead_one() {
-    let mut scene = Scene::new(Server::default());
-    let mut gate = scene.sandbox.gate();
-    let held = holder(&scene, &mut gate);
-    let waiter = contender(&scene, "5s");
-    waiter.wait_for_stderr("a.lock");
-    scene.hosts.step_clock(-HOUR_MS);
-    waiter.wait().exited(75);
-    gate.open();
-    held.wait().exited(0).silent();
-    assert_that_a_dead_holder_is_recovered(&scene, &mut gate);
+    undisturbed(|| {
+        let mut scene = Scene::new(Server::default());
+        let mut gate = scene.sandbox.gate();
+        let held = holder(&scene, &mut gate);
+        let waiter = contender(&scene, "5s");
+        waiter.wait_for_stderr("a.lock");
+        scene.hosts.step_clock(-HOUR_MS);
+        waiter.wait().exited(75);
+        gate.open();
+        held.wait().exited(0).silent();
+        assert_that_a_dead_holder_is_recovered(&scene, &mut gate);
+    });
 }

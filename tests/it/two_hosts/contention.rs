@@ -26,7 +26,7 @@ use nix::unistd::Pid;
 use crate::harness::{Moments, Run, claims_in, inode, record, shipped, slots};
 
 use super::host::{Host, Server, wait_until_stopped};
-use super::scene::{On, Scene, TWO_INSIDE};
+use super::scene::{Busyness, On, Scene, TWO_INSIDE};
 
 /// Wrappers that contend on each host at any time.
 const WORKERS_PER_HOST: usize = 3;
@@ -55,7 +55,8 @@ struct Tally {
     others_killed: AtomicU64,
     others_stopped: AtomicU64,
     enders_stopped: AtomicU64,
-    longest_stall_ms: AtomicU64,
+    longest_excess_ms: AtomicU64,
+    busyness: Busyness,
 }
 
 impl Tally {
@@ -63,8 +64,14 @@ impl Tally {
         *self.ends.lock().expect("no panic").entry(how).or_default() += 1;
     }
 
-    fn stalled(&self, stall: Duration) {
-        self.longest_stall_ms.fetch_max(u64::try_from(stall.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    /// A stop has taken longer than it was to.
+    fn exceeded(&self, excess: Duration) {
+        self.longest_excess_ms.fetch_max(u64::try_from(excess.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// The longest that something took which takes no time.
+    fn longest_stall(&self) -> Duration {
+        self.busyness.slowest().max(Duration::from_millis(self.longest_excess_ms.load(Ordering::Relaxed)))
     }
 
     /// Whether every kind of kill and stop has happened so often.
@@ -78,14 +85,14 @@ impl Tally {
         let read = |number: &AtomicU64| number.load(Ordering::Relaxed);
         format!(
             "ends {:?}; holders killed {}, stopped {}; others killed {}, stopped {}; \
-             enders stopped {}; longest stall {} ms",
+             enders stopped {}; longest stall {:?}",
             self.ends.lock().expect("no panic"),
             read(&self.holders_killed),
             read(&self.holders_stopped),
             read(&self.others_killed),
             read(&self.others_stopped),
             read(&self.enders_stopped),
-            read(&self.longest_stall_ms)
+            self.longest_stall()
         )
     }
 }
@@ -225,7 +232,7 @@ impl Arena<'_> {
         let _ = killpg(group, Signal::SIGSTOP);
         std::thread::sleep(stop);
         let _ = killpg(group, Signal::SIGCONT);
-        self.tally.stalled(begun.elapsed().saturating_sub(stop));
+        self.tally.exceeded(begun.elapsed().saturating_sub(stop));
     }
 
     /// Waits for somebody to enter the slot of an epoch whose holder has died, and stops them there: an
@@ -255,16 +262,6 @@ impl Arena<'_> {
             }
             self.stop_for(pid, moments.within(if is_in_slot { LONGEST_AMBUSH } else { LONGEST_STOP }));
             return;
-        }
-    }
-
-    /// Notes how long this machine lets a thread that wants to run wait.
-    fn watch_for_stalls(&self) {
-        const TICK: Duration = Duration::from_millis(10);
-        while !self.is_over() {
-            let begun = Instant::now();
-            std::thread::sleep(TICK);
-            self.tally.stalled(begun.elapsed().saturating_sub(TICK));
         }
     }
 }
@@ -313,7 +310,7 @@ fn contend<'s>(scene: &'s Scene, plan: Plan<'s>) -> (Ledger, Tally) {
                 scope.spawn(move || host.run(|| arena.work(host, letter)));
             }
         }
-        scope.spawn(|| arena.watch_for_stalls());
+        scope.spawn(|| arena.tally.busyness.watch());
         if plan.torment {
             scope.spawn(|| arena.torment());
         }
@@ -327,6 +324,7 @@ fn contend<'s>(scene: &'s Scene, plan: Plan<'s>) -> (Ledger, Tally) {
             }
         }
         arena.over.store(true, Ordering::Relaxed);
+        arena.tally.busyness.end();
     });
     (Ledger::read(&path), arena.tally)
 }
@@ -361,8 +359,7 @@ fn assert_that_no_update_is_lost(server: Server, at_least: Duration, updates: us
         let ends = tally.ends.lock().expect("no panic").clone();
         let ended = |how: &str| ends.get(how).copied().unwrap_or(0);
         let overlaps = ended(&format!("exit {TWO_INSIDE}"));
-        if tally.longest_stall_ms.load(Ordering::Relaxed) >= u64::try_from(TOLERABLE_STALL.as_millis()).expect("short")
-        {
+        if tally.longest_stall() >= TOLERABLE_STALL {
             println!("the machine stalled for too long: nothing is shown, once more");
             continue;
         }

@@ -4,6 +4,7 @@
 mod beyond_the_bound;
 mod clocks;
 mod contention;
+mod fencing;
 mod gate;
 mod host;
 mod late_calls;
