@@ -21,7 +21,7 @@ const INCREMENT: &str =
     "read n <counter; i=0; while [ $i -lt 30 ]; do i=$((i+1)); done; echo $((n+1)) >counter; echo $WITHLOCK_NONCE >>$1";
 
 /// Loops until the file `stop` is there; each round's exit code and the nonces of its holds are logged.
-fn holder<'s>(sandbox: &'s Sandbox, number: usize) -> Running {
+fn holder(sandbox: &Sandbox, number: usize) -> Running {
     let body = format!(
         "while [ ! -e stop ]; do \"$SHIPPED\" -q -w 60 \"$L\" -- /bin/sh -c '{INCREMENT}' - held.{number}; echo $? >>codes.{number}; done"
     );
