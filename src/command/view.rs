@@ -212,8 +212,8 @@ impl View {
             Fate::Guarded => (FateWord::Guarded, GUARDED.into()),
             Fate::NotOurs(why) => (FateWord::NotOurs, why.clone()),
         };
-        if quarantined.fate == FateWord::Reclaimable && found.slot.is_none() {
-            quarantined.why = "reclaimable, its removal was cut short".into();
+        if found.slot.is_none() && matches!(found.fate, Fate::Reclaimable | Fate::Young { .. }) {
+            quarantined.why.push_str(", its removal is under way or was cut short");
         }
         quarantined
     }

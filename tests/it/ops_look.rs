@@ -187,10 +187,10 @@ fn output_that_nobody_takes_is_an_error_and_no_panic() {
 #[test]
 fn it_is_always_a_valid_document_while_locks_come_and_go() {
     let sandbox = Sandbox::in_memory();
-    let churn = "while :; do \"$WL\" -n \"$L\" -- true 2>/dev/null; done";
+    let churn = "while :; do \"$WL\" -n \"$L\" -- true 2>/dev/null; sleep 0.01; done";
     let evict = "while [ ! -e stop ]; do \"$WL\" -n --ttl 1s b.lock -- true 2>/dev/null; \
                  touch -d '-1 hour' old; ln old b.lock 2>/dev/null; \"$WL\" break b.lock >/dev/null 2>&1; \
-                 touch -d '-1 hour' b.lock.stale* 2>/dev/null; \"$WL\" reclaim b.lock >/dev/null 2>&1; done";
+                 touch -d '-1 hour' b.lock.stale* 2>/dev/null; \"$WL\" reclaim b.lock >/dev/null 2>&1; sleep 0.01; done";
     plant(&sandbox.path("old"), &planted(1_000), 60_000);
     let _churners: Vec<Running> = [churn, evict].map(|body| sandbox.sh(body).start()).into();
     // One shell polls: a harness thread for each would be slower than the tool.
