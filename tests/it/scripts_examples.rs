@@ -13,13 +13,57 @@ fn a_script_that_locks_a_region_of_itself_loses_no_count_among_twelve() {
     let sandbox = Sandbox::new();
     let copies: Vec<Running> =
         (0..12).map(|_| example(&sandbox, "region-lock.sh").args(["app.lock", "counter"]).start()).collect();
-    let mut said: Vec<String> = copies.into_iter().map(|copy| copy.wait().exited(0).out()).collect();
-    said.sort_by_key(|line| line.len());
-    assert_eq!(said.last().map(String::as_str), Some("done: 12\n"));
+    let mut counted: Vec<usize> = Vec::new();
+    for finished in copies.into_iter().map(Running::wait) {
+        let out = finished.exited(0).out();
+        counted.push(out.trim_end().strip_prefix("done: ").and_then(|count| count.parse().ok()).expect("a count"));
+    }
+    counted.sort_unstable();
+    assert_eq!(counted, (1..=12).collect::<Vec<usize>>());
     assert_eq!(std::fs::read_to_string(sandbox.path("counter")).expect("a counter"), "12\n");
     sandbox.wait_until_nothing_runs();
     assert_eq!(slots(&sandbox.path("app.lock")).len(), 12, "each ended through its slot");
     assert!(!sandbox.path("app.lock").exists());
+}
+
+#[test]
+fn a_script_that_locks_itself_as_a_whole_keeps_its_arguments_and_runs_once_at_a_time() {
+    let sandbox = Sandbox::new();
+    let run = || example(&sandbox, "whole-script.sh").args(["app.lock", "one", "two  words", ""]);
+    let finished = run().run();
+    finished.exited(0).silent();
+    assert_eq!(finished.out(), "alone with 3 arguments: one two  words \n");
+    assert_eq!(sandbox.names(), [""; 0], "released");
+    let mut gate = sandbox.gate();
+    let holder = sandbox.withlock().arg("app.lock").sh(gate.script()).start();
+    gate.wait_inside();
+    run().run().exited(75).one_line(&["held by"]);
+    gate.open();
+    holder.wait().exited(0);
+}
+
+#[test]
+fn c42_a_script_that_locks_itself_believes_no_variable_of_a_hold_that_is_over() {
+    let sandbox = Sandbox::new();
+    // What a background process has that outlived the hold.
+    let environment = sandbox.withlock().arg("app.lock").args(["--", "env"]).run().out();
+    let left: Vec<(&str, &str)> = environment
+        .lines()
+        .filter(|line| line.starts_with("WITHLOCK_"))
+        .filter_map(|line| line.split_once('='))
+        .collect();
+    assert!(left.len() >= 4, "{environment}");
+    let run = || {
+        left.iter()
+            .fold(example(&sandbox, "whole-script.sh").arg("app.lock"), |run, (name, value)| run.env(name, value))
+    };
+    let mut gate = sandbox.gate();
+    let holder = sandbox.withlock().arg("app.lock").sh(gate.script()).start();
+    gate.wait_inside();
+    run().run().exited(75).one_line(&["held by"]);
+    gate.open();
+    holder.wait().exited(0);
+    assert_eq!(run().run().exited(0).out(), "alone with 0 arguments: \n");
 }
 
 /// `bounded-hold.sh` with its list on a FIFO, so that it does one name at a time.
