@@ -21,7 +21,7 @@ pub(crate) fn with_program_in_path<'s>(sandbox: &'s Sandbox, run: Run<'s>) -> Ru
 
 /// Takes the lock with a fence and prints what the command is told.
 fn token(sandbox: &Sandbox) -> u64 {
-    let finished = sandbox.withlock().args(["--fence", "numbers"]).lock().sh("echo \"$WITHLOCK_FENCE\"").run();
+    let finished = sandbox.withlock().args(["-q", "--fence", "numbers"]).lock().sh("echo \"$WITHLOCK_FENCE\"").run();
     finished.exited(0).silent();
     finished.out().trim_end().parse().expect("a number")
 }
