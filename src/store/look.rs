@@ -6,7 +6,8 @@ use std::ffi::{OsStr, OsString};
 
 use crate::lease::{Stamp, reclaim_age_ms};
 use crate::record::{
-    Claim, MAX_BLANK_BYTES, MAX_READ_BYTES, SIGNATURE, SlotName, claim_name, is_quarantine_like, split_trash,
+    Claim, MAX_BLANK_BYTES, MAX_READ_BYTES, SIGNATURE, SlotName, claim_name, claim_number, is_quarantine_like,
+    split_trash,
 };
 use crate::sys::file::{Dir, Kind, Outcome};
 use crate::sys::{Errno, describe};
@@ -109,6 +110,10 @@ pub fn list(dir: &Dir, only_quarantined: bool) -> Outcome<Listing> {
     for name in others {
         // What vanishes while we look is no lock any more.
         let Ok(Some(stat)) = dir.lstat(&name) else { continue };
+        if stat.size_bytes == 0 && claim_number(&name).is_some() {
+            // The marker of a reserved number: there may be a hundred thousand of them.
+            continue;
+        }
         if stat.kind != Kind::Regular || stat.size_bytes > MAX_READ_BYTES as u64 {
             continue;
         }

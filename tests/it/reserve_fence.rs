@@ -21,7 +21,7 @@ pub(crate) fn with_program_in_path<'s>(sandbox: &'s Sandbox, run: Run<'s>) -> Ru
 
 /// Takes the lock with a fence and prints what the command is told.
 fn token(sandbox: &Sandbox) -> u64 {
-    let finished = sandbox.withlock().args(["--fence", "numbers"]).lock().sh("echo \"$WITHLOCK_FENCE\"").run();
+    let finished = sandbox.withlock().args(["-q", "--fence", "numbers"]).lock().sh("echo \"$WITHLOCK_FENCE\"").run();
     finished.exited(0).silent();
     finished.out().trim_end().parse().expect("a number")
 }
@@ -180,6 +180,38 @@ fn a_holder_suspended_past_its_ttl_on_another_host_is_robbed_and_its_late_write_
         let names = sandbox.names();
         if names.iter().any(|name| name.starts_with("report.") && name != "report.token") { Err(names) } else { Ok(()) }
     });
+}
+
+#[test]
+fn c48_a_paused_holder_that_asks_before_it_commits_does_not_commit() {
+    let sandbox = Sandbox::new();
+    numbers(&sandbox);
+    let gate = sandbox.gate();
+    let asks = sandbox.withlock().args(["--fence", "numbers", "--ttl", "1s", "--on-lost", "warn"]).leave_out("guard");
+    let asks = asks.lock().sh(format!("{}; \"$WL\" check || exit 5; echo too-late >report", gate.script()));
+    let finished = write_late(&sandbox, gate, asks);
+    finished.exited(5);
+    assert!(finished.err().contains("not held: "), "{finished}");
+    assert_eq!(content(sandbox.path("report")), "from-the-successor\n");
+}
+
+#[test]
+fn inspect_shows_the_token_and_does_not_take_numbers_for_locks() {
+    let sandbox = Sandbox::new();
+    numbers(&sandbox);
+    for _ in 0..3 {
+        token(&sandbox);
+    }
+    let text = "\"$WL\" inspect \"$L\"; \"$WL\" inspect --json \"$L\"; \"$WL\" inspect numbers";
+    let finished = sandbox.withlock().args(["--fence", "numbers"]).lock().sh(text).run();
+    finished.exited(0).silent();
+    let out = finished.out();
+    let fields = out.lines().find_map(|line| line.trim_start().strip_prefix("fence ")).map(str::trim);
+    assert_eq!(fields, Some("4"), "{out}");
+    let json = out.lines().find(|line| line.starts_with('{')).expect("a document");
+    let json: serde_json::Value = serde_json::from_str(json).expect("JSON");
+    assert_eq!(json["locks"][0]["holder"]["fence"], 4);
+    assert!(!out.contains("claim-"), "{out}");
 }
 
 #[test]

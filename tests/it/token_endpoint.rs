@@ -29,6 +29,8 @@ struct Shared {
     closing: AtomicBool,
     /// The answer to a refresh is held back until two with the same token have come, at most so long.
     hold: Duration,
+    /// How long a new access token is good, in seconds.
+    life_s: u64,
 }
 
 #[derive(Default)]
@@ -52,6 +54,10 @@ fn unix_seconds() -> u64 {
 
 impl Endpoint {
     fn start(hold: Duration) -> Endpoint {
+        Self::with_life(LIFE_S, hold)
+    }
+
+    fn with_life(life_s: u64, hold: Duration) -> Endpoint {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
         let books = Books { current: "refresh-0".into(), expires_at_s: unix_seconds(), ..Books::default() };
@@ -60,6 +66,7 @@ impl Endpoint {
             arrived: Condvar::new(),
             closing: AtomicBool::new(false),
             hold,
+            life_s,
         });
         let for_thread = Arc::clone(&shared);
         let acceptor = std::thread::spawn(move || {
@@ -136,14 +143,15 @@ impl Shared {
         let (access, refresh) = (format!("access-{}", books.refreshes), format!("refresh-{}", books.refreshes));
         books.current.clone_from(&refresh);
         books.issued.push(access.clone());
-        books.expires_at_s = unix_seconds() + LIFE_S;
+        books.expires_at_s = unix_seconds() + self.life_s;
         // What a slow network does: the credentials on disk are still the old ones while others read them.
         let until = Instant::now() + self.hold;
         while books.requests_with[token] < 2 {
             let Some(left) = until.checked_duration_since(Instant::now()) else { break };
             books = self.arrived.wait_timeout(books, left).expect("the books").0;
         }
-        let answer = format!(r#"{{"access_token": "{access}", "refresh_token": "{refresh}", "expires_in": {LIFE_S}}}"#);
+        let life_s = self.life_s;
+        let answer = format!(r#"{{"access_token": "{access}", "refresh_token": "{refresh}", "expires_in": {life_s}}}"#);
         ("200 OK", answer)
     }
 }
@@ -272,4 +280,31 @@ fn those_that_time_out_do_not_run_the_script_at_all() {
     assert_eq!(std::fs::read(sandbox.path("credentials")).expect("credentials"), before);
     gate.open();
     holder.wait().exited(0);
+}
+
+/// One who asks, under the lock, whether the refresh is still needed; each command that runs is counted.
+fn asks_first<'s>(sandbox: &'s Sandbox, endpoint: &Endpoint) -> Run<'s> {
+    let if_good = concat!("/bin/sh ", env!("CARGO_MANIFEST_DIR"), "/tests/data/token-if-good.sh credentials");
+    let run = sandbox.withlock().args(["-w", "35s", "--skip-if", if_good]).lock();
+    run.sh(format!("echo $$ >>ran; exec /bin/sh {SCRIPT} credentials {}", endpoint.url()))
+}
+
+#[test]
+fn c48_eight_refreshers_that_ask_first_whether_it_is_needed_run_one_refresh_between_them() {
+    let sandbox = Sandbox::new();
+    let endpoint = Endpoint::with_life(3600, Duration::from_millis(100));
+    login(&sandbox);
+    let copies: Vec<_> = (0..8).map(|_| asks_first(&sandbox, &endpoint).start()).collect();
+    for copy in copies {
+        let finished = copy.wait();
+        finished.exited(0).silent();
+        let (token, books) = (finished.out(), endpoint.books());
+        assert!(books.issued.iter().any(|access| *access == token.trim()), "a token that is good: {token:?}");
+    }
+    let books = endpoint.books();
+    assert_eq!((books.revocations, books.needless), (0, 0));
+    assert!(books.requests_with.values().all(|requests| *requests == 1), "{:?}", books.requests_with);
+    let ran = std::fs::read_to_string(sandbox.path("ran")).expect("somebody ran").lines().count();
+    assert_eq!((ran, books.refreshes), (1, 1), "the first refreshes, the others find nothing left to do");
+    assert_eq!(sandbox.names(), ["credentials", "ran"]);
 }

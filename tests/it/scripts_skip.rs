@@ -1,0 +1,157 @@
+//! `--skip-if`: is COMMAND still needed, now that the lock is had? And `--on-busy run`: COMMAND without it.
+
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use crate::harness::{Sandbox, eventually, record};
+
+#[test]
+fn a_condition_that_succeeds_makes_the_command_needless_and_gives_the_lock_back() {
+    let sandbox = Sandbox::new();
+    let finished = sandbox.withlock().args(["--skip-if", "echo asked"]).lock().args(["--", "touch", "ran"]).run();
+    finished.exited(0).silent();
+    assert_eq!(finished.out(), "asked\n");
+    assert_eq!(sandbox.names(), [""; 0]);
+}
+
+#[test]
+fn a_condition_that_fails_in_whatever_way_lets_the_command_run_with_its_own_status() {
+    let sandbox = Sandbox::new();
+    for condition in ["false", "exit 77", "exit 124", "no-such-program 2>/dev/null", "exit 128"] {
+        let finished = sandbox.withlock().args(["--skip-if", condition]).lock().sh("exit 9").run();
+        finished.exited(9).silent();
+        assert_eq!(sandbox.names(), [""; 0], "{condition}");
+    }
+}
+
+#[test]
+fn the_condition_is_asked_under_the_lock_and_told_what_the_command_is_told() {
+    let sandbox = Sandbox::new();
+    let tell = "echo $WITHLOCK_MODE $WITHLOCK_LOCK $WITHLOCK_NONCE $WITHLOCK_HELD";
+    let finished = sandbox
+        .withlock()
+        .args(["--skip-if", &format!("{tell}; cat \"$L\" >seen; \"$WL\" -n \"$L\" -- true; echo $?; false")])
+        .lock()
+        .sh(tell)
+        .run();
+    finished.exited(0).one_line(&["held by an ancestor"]);
+    let out = finished.out();
+    let lines: Vec<&str> = out.lines().collect();
+    assert_eq!((lines.len(), lines[0], lines[1]), (3, lines[2], "78"), "{out}");
+    assert!(lines[0].starts_with("locked /"), "{out}");
+    let seen = record(&sandbox.path("seen")).expect("a record");
+    assert_eq!(lines[0].split(' ').nth(2), Some(seen.nonce.as_str()));
+}
+
+#[test]
+fn standard_input_belongs_to_the_command_to_its_first_byte() {
+    let sandbox = Sandbox::new();
+    let finished =
+        sandbox.withlock().args(["--skip-if", "cat; false"]).lock().args(["--", "cat"]).input(b"for the command").run();
+    finished.exited(0).silent();
+    assert_eq!(finished.out(), "for the command");
+}
+
+#[test]
+fn a_signal_that_ends_the_condition_was_meant_for_the_command_as_well() {
+    let sandbox = Sandbox::new();
+    let mut gate = sandbox.gate();
+    let run = sandbox.withlock().args(["--skip-if", &gate.script()]).lock().args(["--", "touch", "ran"]).start();
+    gate.wait_inside();
+    run.send(Signal::SIGTERM);
+    run.wait().exited(128 + 15);
+    assert_eq!(sandbox.names(), [""; 0], "not run, and released");
+}
+
+#[test]
+fn a_lock_that_is_lost_while_the_condition_is_asked_keeps_the_command_from_running() {
+    for on_lost in ["terminate", "warn"] {
+        let sandbox = Sandbox::new();
+        let mut gate = sandbox.gate();
+        let condition = format!("{}; exit 1", gate.script());
+        let run = sandbox.withlock().args(["--on-lost", on_lost, "--skip-if", &condition]).lock();
+        let run = run.args(["--", "touch", "ran"]).start();
+        gate.wait_inside();
+        std::fs::remove_file(sandbox.lock()).expect("removed");
+        run.wait_for_stderr("the lock was lost");
+        gate.open();
+        run.wait().exited(76);
+        assert_eq!(sandbox.names(), [""; 0], "{on_lost}");
+    }
+}
+
+#[test]
+fn a_condition_that_hangs_is_ended_by_max_hold() {
+    let sandbox = Sandbox::new();
+    let run = sandbox.withlock().args(["--max-hold", "200ms", "--skip-if", "sleep 600"]).lock();
+    let finished = run.args(["--", "touch", "ran"]).run();
+    finished.exited(124).one_line(&["--max-hold"]);
+    assert!(finished.took < Duration::from_secs(10));
+    assert_eq!(sandbox.names(), [""; 0]);
+}
+
+#[test]
+fn who_does_not_get_the_lock_does_not_ask() {
+    let sandbox = Sandbox::new();
+    let mut gate = sandbox.gate();
+    let holder = sandbox.withlock().lock().sh(gate.script()).start();
+    gate.wait_inside();
+    for (on_busy, code, out) in [("fail", 75, ""), ("skip", 0, ""), ("run", 0, "ran\n")] {
+        let run = sandbox.withlock().args(["-n", "--on-busy", on_busy, "--skip-if", "touch asked"]).lock();
+        let finished = run.args(["--", "echo", "ran"]).run();
+        finished.exited(code).one_line(&["held by"]);
+        assert_eq!(finished.out(), out, "{on_busy}");
+    }
+    gate.open();
+    holder.wait().exited(0);
+    assert_eq!(sandbox.names(), [""; 0]);
+}
+
+#[test]
+fn below_an_ancestor_that_has_the_lock_the_condition_is_asked_too() {
+    let sandbox = Sandbox::new();
+    for (condition, out) in [("true", ""), ("false", "ran\n")] {
+        let text = format!("\"$WL\" --reentrant --skip-if {condition} \"$L\" -- echo ran");
+        let finished = sandbox.withlock().lock().sh(text).run();
+        finished.exited(0).silent();
+        assert_eq!(finished.out(), out);
+    }
+}
+
+#[test]
+fn without_the_lock_the_command_is_told_so_and_nothing_else_than_that() {
+    let sandbox = Sandbox::new();
+    std::fs::create_dir(sandbox.path("numbers")).expect("a directory");
+    let mut gate = sandbox.gate();
+    let holder = sandbox.withlock().lock().sh(gate.script()).start();
+    gate.wait_inside();
+    let before = std::fs::read(sandbox.lock()).expect("a record");
+    let tell = "echo $WITHLOCK_MODE $WITHLOCK_LOCK ${WITHLOCK_NONCE-none} ${WITHLOCK_FENCE-none} ${WITHLOCK_HELD-none}; exit 3";
+    let run = sandbox.withlock().args(["-w", "100ms", "--on-busy", "run", "--fence", "numbers"]).lock().sh(tell);
+    let finished = run.env("WITHLOCK_NONCE", "outer").env("WITHLOCK_FENCE", "1").env("WITHLOCK_HELD", "outer").run();
+    finished.exited(3).one_line(&["running without the lock", "still held after 1"]);
+    assert_eq!(finished.out(), format!("degraded {} none none outer\n", sandbox.lock().display()));
+    assert_eq!(std::fs::read(sandbox.lock()).expect("a record"), before, "the holder's lock is untouched");
+    assert!(std::fs::read_dir(sandbox.path("numbers")).expect("numbers").next().is_none(), "no token was used up");
+    gate.open();
+    holder.wait().exited(0);
+}
+
+#[test]
+fn signals_and_max_hold_reach_a_command_without_the_lock_as_well() {
+    let sandbox = Sandbox::new();
+    let mut gate = sandbox.gate();
+    let holder = sandbox.withlock().lock().sh(gate.script()).start();
+    gate.wait_inside();
+    let held_up = sandbox.withlock().args(["-n", "--on-busy", "run", "--max-hold", "100ms"]).lock();
+    held_up.args(["--", "sleep", "600"]).run().exited(124);
+    let mut other = sandbox.gate();
+    let run = sandbox.withlock().args(["-n", "--on-busy", "run"]).lock().sh(other.script()).start();
+    other.wait_inside();
+    run.send(Signal::SIGTERM);
+    run.wait().exited(143);
+    gate.open();
+    holder.wait().exited(0);
+    eventually("the holder alone released", || if sandbox.lock().exists() { Err(()) } else { Ok(()) });
+}
