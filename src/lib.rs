@@ -12,7 +12,7 @@
 //! * A holder that is **suspended on another host** for longer than its ttl loses the lock while its command still
 //!   exists. It learns so with its first act on waking. Until then only a fencing token keeps its late writes out.
 //! * An ender that is **stopped while it has the guard** keeps everybody out until it is continued or killed;
-//!   `break --force` passes it.
+//!   `break --force` passes it, if it has claimed already once that claim is older than the reclaim age.
 //! * The guard lives as long as somebody keeps its descriptor. **Programs that close descriptors they do not know**
 //!   (sudo, su, most daemons) drop it. Then the wrapper alone vouches for the lock, by its own copy and its renewals.
 //! * A signal that somebody sends with kill(2) to the **whole process group** cannot be told from one sent to the
@@ -168,7 +168,7 @@
 //! | [`lease`] | stale? renew when? give up when? reclaim when? (pure) |
 //! | [`machine`] | the supervisor's decisions: (state, event) → actions (pure) |
 //! | [`report`], [`text`] | words for people (pure) |
-//! | [`store`] | the seam, and the protocol on files: `file` grants and waits, `held` renews and releases, `end`, `claim`, `reclaim` |
+//! | [`store`] | the seam, and the protocol on files: `file` grants and waits, `held` renews and releases, `end` and `claim`, `handed` (by nonce), `reclaim`, `reserve`, `look` (reads and judges, touches nothing) |
 //! | [`supervise`] | poll → event → machine → perform |
 //! | [`sys`] | the only home of `nix` and `unsafe`; [`sys::hook`] is the tests' hold on every system call |
 //! | `command` | one page for each command |

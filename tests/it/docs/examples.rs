@@ -165,6 +165,33 @@ fn a_script_that_locks_a_part_of_itself_keeps_others_out_of_it_and_a_killed_one_
 }
 
 #[test]
+fn a_script_that_renews_by_itself_stops_once_the_lock_is_anothers() {
+    let stage = Stage::new();
+    let (lock, mut gate) = (stage.sandbox.path("queue.lock"), stage.sandbox.gate());
+    std::fs::write(stage.sandbox.path("jobs.txt"), "one\ntwo\n").expect("a file");
+    let example = stage.example("queue.lock");
+    let whole = stage.shell(&example).run();
+    assert_eq!(whole.exited(0).silent().out(), "working on one\nworking on two\n");
+    assert_eq!(record(&lock), None, "released");
+
+    let work = "echo \"working on $job\"";
+    let script = stage.shell(&example.replace(work, &format!("{work}; {}", gate.script()))).start();
+    gate.wait_inside();
+    stage.sandbox.withlock().args(["break", "--force"]).arg(&lock).run().exited(0);
+    gate.open();
+    let stopped = script.wait();
+    assert_eq!((stopped.code(), stopped.out().as_str()), (Some(76), "working on one\n"), "{stopped}");
+
+    // Busy: the script ends there.
+    let holder = stage.sandbox.withlock().arg(&lock).sh(gate.script()).start();
+    gate.wait_inside();
+    let busy = stage.shell(&example.replace("-w 1m", "-n")).run();
+    assert_eq!(busy.exited(75).out(), "");
+    gate.open();
+    holder.wait().exited(0);
+}
+
+#[test]
 fn of_many_that_want_a_fresh_token_one_fetches_it() {
     let stage = Stage::new();
     stage.stub("fetch-token", "echo fetched >>fetched; echo a-token");

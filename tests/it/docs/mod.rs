@@ -6,6 +6,7 @@
 mod ci;
 mod completions;
 mod examples;
+mod json;
 mod manual;
 mod other_tools;
 mod readme;
