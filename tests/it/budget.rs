@@ -1,9 +1,8 @@
 //! What the shipped program may cost, in counts that do not depend on the machine's load: system calls,
-//! page faults, instructions. Needs strace and valgrind. A step that grows one of them beyond its margin
+//! page faults, instructions. Needs strace, time(1) and valgrind. A step that grows one of them beyond its margin
 //! fails here; times are for `cargo bench`.
 
-use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::ffi::OsStr;
 
 use crate::harness::{Sandbox, calls, shipped};
 
@@ -36,7 +35,10 @@ fn the_system_calls_between_a_release_and_the_next_command_are_counted() {
     holder.wait().exited(0);
     waiter.wait().exited(0);
     let calls = calls(&log);
-    let given = calls.iter().rposition(|call| call.line.contains("LOCK_EX) = 0")).expect("the guard was given");
+    let given = calls
+        .iter()
+        .rposition(|call| call.line.contains("LOCK_EX)") && call.line.ends_with("= 0"))
+        .expect("the guard was given");
     let started = calls.iter().rposition(|call| call.name == "clone").expect("the command was started");
     assert_about("system calls of a hand-off", (started - given) as u64, HAND_OFF_CALLS);
 }
@@ -44,41 +46,25 @@ fn the_system_calls_between_a_release_and_the_next_command_are_counted() {
 #[test]
 fn the_page_faults_of_an_uncontended_run_are_counted() {
     let sandbox = Sandbox::new();
-    let faults = |argv: &[&std::ffi::OsStr]| {
-        // The least of a few: a fault may be added by chance, never taken away.
-        (0..5).map(|_| faults_of(argv)).min().expect("a run")
-    };
+    // The least of a few: a fault may be added by chance, never taken away.
+    let least = |words: &[&OsStr]| (0..5).map(|_| faults(&sandbox, words)).min().expect("a run");
     let lock = sandbox.lock();
-    let bare = faults(&["true".as_ref()]);
-    let whole = faults(&[shipped().as_os_str(), lock.as_os_str(), "--".as_ref(), "true".as_ref()]);
+    let bare = least(&["true".as_ref()]);
+    let whole = least(&[shipped().as_os_str(), lock.as_os_str(), "--".as_ref(), "true".as_ref()]);
     assert_about("page faults beyond the command's own", whole.saturating_sub(bare), UNCONTENDED_FAULTS);
 }
 
-/// Minor faults of a program and all that it started.
-fn faults_of(argv: &[&std::ffi::OsStr]) -> u64 {
-    let mut command = Command::new(argv[0]);
-    command.args(&argv[1..]).stdin(Stdio::null()).process_group(0);
-    let child = command.spawn().expect("it runs");
-    let pid = i32::try_from(child.id()).expect("a pid");
-    let mut status = 0;
-    // SAFETY: wait4 writes the two values that it is given.
-    let (waited, usage) = unsafe {
-        let mut usage = std::mem::zeroed::<nix::libc::rusage>();
-        (nix::libc::wait4(pid, &raw mut status, 0, &raw mut usage), usage)
-    };
-    assert_eq!((waited, status), (pid, 0));
-    u64::try_from(usage.ru_minflt).expect("a count")
+/// Minor faults of a program and all that it waited for, as time(1) tells them.
+fn faults(sandbox: &Sandbox, words: &[&OsStr]) -> u64 {
+    let log = sandbox.io_path("time");
+    let run = sandbox.program("/usr/bin/time").args(["-f", "%R", "-o"]).arg(&log).args(words).run();
+    assert_eq!(run.code(), Some(0), "{}", run.err());
+    std::fs::read_to_string(&log).expect("a report").trim().parse().expect("a number")
 }
 
 #[test]
 fn the_instructions_of_an_uncontended_run_are_counted() {
     let sandbox = Sandbox::new();
-    let counted = sandbox
-        .program("valgrind")
-        .args(["--tool=none", "--trace-children=no", "--log-file=/dev/null"])
-        .arg("/bin/true")
-        .run();
-    assert_eq!(counted.code(), Some(0), "valgrind is there");
     let log = sandbox.io_path("callgrind");
     let finished = sandbox
         .program("valgrind")
@@ -91,10 +77,14 @@ fn the_instructions_of_an_uncontended_run_are_counted() {
     assert_eq!(finished.code(), Some(0), "{}", finished.err());
     let report = std::fs::read_to_string(&log).expect("valgrind's report");
     let collected = report.lines().find_map(|line| line.split_once("Collected :")).expect("a count").1;
-    assert_about("instructions of an uncontended run", collected.trim().parse().expect("a number"), UNCONTENDED_INSTRUCTIONS);
+    assert_about(
+        "instructions of an uncontended run",
+        collected.trim().parse().expect("a number"),
+        UNCONTENDED_INSTRUCTIONS,
+    );
 }
 
 const UNCONTENDED_CALLS: u64 = 57;
-const HAND_OFF_CALLS: u64 = 30;
-const UNCONTENDED_FAULTS: u64 = 40;
-const UNCONTENDED_INSTRUCTIONS: u64 = 90_000;
+const HAND_OFF_CALLS: u64 = 24;
+const UNCONTENDED_FAULTS: u64 = 35;
+const UNCONTENDED_INSTRUCTIONS: u64 = 75_000;
