@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use nix::time::{ClockId, clock_gettime};
 
 /// A lock tool, called as TOOL [OPTIONS] LOCK COMMAND.
-pub struct Tool {
-    pub name: &'static str,
+pub(crate) struct Tool {
+    pub(crate) name: &'static str,
     program: PathBuf,
     options: &'static [&'static str],
     /// It looks about once a second instead of waiting: not measured where that would only show the pace.
-    pub polls: bool,
+    pub(crate) polls: bool,
 }
 
 /// Peers, with the options that make them wait for the lock.
@@ -29,7 +29,7 @@ const PEERS: &[(&str, &[&str], bool)] = &[
 
 impl Tool {
     /// The shipped program, and all peers that are installed. `dir` is where it is built, unless it was.
-    pub fn all(dir: &Path) -> Vec<Tool> {
+    pub(crate) fn all(dir: &Path) -> Vec<Tool> {
         let program = std::env::var_os("WITHLOCK_SHIPPED").map_or_else(|| build(dir), PathBuf::from);
         let mut tools = vec![Tool { name: "withlock", program, options: &[], polls: false }];
         tools.extend(PEERS.iter().filter_map(|(name, options, polls)| {
@@ -40,7 +40,7 @@ impl Tool {
     }
 
     /// Peers that are not installed.
-    pub fn absent() -> Vec<&'static str> {
+    pub(crate) fn absent() -> Vec<&'static str> {
         PEERS.iter().map(|(name, ..)| *name).filter(|name| find(name).is_none()).collect()
     }
 }
@@ -59,15 +59,15 @@ fn build(_dir: &Path) -> PathBuf {
 }
 
 /// A running tool.
-pub struct Job(Child);
+pub(crate) struct Job(Child);
 
 impl Job {
-    pub fn start(tool: &Tool, lock: &Path, command: &[OsString]) -> Job {
+    pub(crate) fn start(tool: &Tool, lock: &Path, command: &[OsString]) -> Job {
         Self::spawn(tool, lock, command, Stdio::null())
     }
 
     /// Its command gets an input that is open until [`Job::close_input`].
-    pub fn start_with_input(tool: &Tool, lock: &Path, command: &[OsString]) -> Job {
+    pub(crate) fn start_with_input(tool: &Tool, lock: &Path, command: &[OsString]) -> Job {
         Self::spawn(tool, lock, command, Stdio::piped())
     }
 
@@ -83,12 +83,12 @@ impl Job {
         Job(child.unwrap_or_else(|error| panic!("{}: {error}", tool.name)))
     }
 
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.0.id()
     }
 
     /// Waits until it sleeps: it waits for the lock, or for its command.
-    pub fn settle(&self) {
+    pub(crate) fn settle(&self) {
         let begun = Instant::now();
         let mut asleep = 0;
         while asleep < 5 && begun.elapsed() < Duration::from_secs(5) {
@@ -99,30 +99,30 @@ impl Job {
         }
     }
 
-    pub fn close_input(&mut self) {
+    pub(crate) fn close_input(&mut self) {
         drop(self.0.stdin.take());
     }
 
-    pub fn wait(mut self) -> ExitStatus {
+    pub(crate) fn wait(mut self) -> ExitStatus {
         self.0.wait().expect("its status")
     }
 
-    pub fn kill(mut self) {
+    pub(crate) fn kill(mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
 /// Contenders that run `true` under one lock, again and again.
-pub struct Contest<'a> {
-    pub tool: &'a Tool,
-    pub lock: PathBuf,
-    pub contenders: usize,
-    pub sections: usize,
+pub(crate) struct Contest<'a> {
+    pub(crate) tool: &'a Tool,
+    pub(crate) lock: PathBuf,
+    pub(crate) contenders: usize,
+    pub(crate) sections: usize,
 }
 
 impl Contest<'_> {
-    pub fn us_per_section(&self) -> f64 {
+    pub(crate) fn us_per_section(&self) -> f64 {
         let begun = Instant::now();
         std::thread::scope(|scope| {
             for _ in 0..self.contenders {
@@ -139,23 +139,23 @@ impl Contest<'_> {
     }
 }
 
-pub fn monotonic_ns() -> u64 {
+pub(crate) fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("the clock");
     u64::try_from(now.tv_sec()).expect("positive") * 1_000_000_000 + u64::try_from(now.tv_nsec()).expect("positive")
 }
 
 /// The measured command: notes the time of its start and, when its input ends, that of its end.
-pub fn stamp_and_exit(path: &Path) -> ! {
+pub(crate) fn stamp_and_exit(path: &Path) -> ! {
     let started_ns = monotonic_ns();
     let mut file = fs::OpenOptions::new().create(true).append(true).open(path).expect("the notes");
     writeln!(file, "{started_ns}").expect("a note");
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
-    let _ = write!(file, "{}\n", monotonic_ns());
+    let _ = writeln!(file, "{}", monotonic_ns());
     std::process::exit(0)
 }
 
 /// The time in line `number` of the notes, once it is there.
-pub fn wait_for_line(path: &Path, number: usize) -> u64 {
+pub(crate) fn wait_for_line(path: &Path, number: usize) -> u64 {
     let begun = Instant::now();
     loop {
         let notes = fs::read_to_string(path).unwrap_or_default();
@@ -169,7 +169,7 @@ pub fn wait_for_line(path: &Path, number: usize) -> u64 {
 }
 
 /// User and system time of a process so far.
-pub fn cpu_time(pid: u32) -> Duration {
+pub(crate) fn cpu_time(pid: u32) -> Duration {
     let tasks = fs::read_to_string(format!("/proc/{pid}/schedstat")).unwrap_or_default();
     let main_ns = tasks.split_whitespace().next().and_then(|ns| ns.parse().ok()).unwrap_or(0);
     let others = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
@@ -182,7 +182,7 @@ pub fn cpu_time(pid: u32) -> Duration {
     Duration::from_nanos(main_ns + other_ns)
 }
 
-pub fn quantile(values: &[f64], at: f64) -> f64 {
+pub(crate) fn quantile(values: &[f64], at: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
