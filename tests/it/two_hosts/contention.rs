@@ -331,7 +331,8 @@ fn contend<'s>(scene: &'s Scene, plan: Plan<'s>) -> (Ledger, Tally) {
 
 /// Runs until a run is conclusive, and asserts that it lost nothing.
 fn assert_that_no_update_is_lost(server: Server, at_least: Duration, updates: usize, of_each: u64) {
-    let at_most = at_least + Duration::from_secs(120);
+    // On a machine that does nothing else it takes half a minute.
+    let at_most = at_least + Duration::from_secs(300);
     let plan = Plan {
         program: shipped(),
         leave_out: "",
