@@ -171,11 +171,14 @@ fn expiry_on_disk(sandbox: &Sandbox) -> u64 {
     credentials["expires_at"].as_u64().expect("a time")
 }
 
-fn script<'s>(run: Run<'s>, endpoint: &Endpoint) -> Run<'s> {
-    // The script asks `withlock check`, found through PATH as on any other machine.
+/// With the program in it: the script asks `withlock check`.
+fn path() -> String {
     let program = std::path::Path::new(env!("CARGO_BIN_EXE_withlock"));
-    let path = format!("{}:/usr/local/bin:/usr/bin:/bin", program.parent().expect("a directory").display());
-    run.args(["/bin/sh", SCRIPT, "credentials"]).arg(endpoint.url()).env("PATH", path)
+    format!("{}:/usr/local/bin:/usr/bin:/bin", program.parent().expect("a directory").display())
+}
+
+fn script<'s>(run: Run<'s>, endpoint: &Endpoint) -> Run<'s> {
+    run.args(["/bin/sh", SCRIPT, "credentials"]).arg(endpoint.url()).env("PATH", path())
 }
 
 #[test]
@@ -285,7 +288,7 @@ fn those_that_time_out_do_not_run_the_script_at_all() {
 /// One who asks, under the lock, whether the refresh is still needed; each command that runs is counted.
 fn asks_first<'s>(sandbox: &'s Sandbox, endpoint: &Endpoint) -> Run<'s> {
     let if_good = concat!("/bin/sh ", env!("CARGO_MANIFEST_DIR"), "/tests/data/token-if-good.sh credentials");
-    let run = sandbox.withlock().args(["-w", "35s", "--skip-if", if_good]).lock();
+    let run = sandbox.withlock().args(["-q", "-w", "35s", "--skip-if", if_good]).env("PATH", path()).lock();
     run.sh(format!("echo $$ >>ran; exec /bin/sh {SCRIPT} credentials {}", endpoint.url()))
 }
 
