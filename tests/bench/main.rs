@@ -102,7 +102,12 @@ fn handoff(tools: &[Tool], dir: &Path) {
             samples.entry(index).or_default().push(ns_to_us(started_ns.saturating_sub(ended_ns)));
         }
     }
-    table("hand-off: the holder's command ends -> the waiter's runs (with the start of the command that notes it)", "us", &samples, tools);
+    table(
+        "hand-off: the holder's command ends -> the waiter's runs (with the start of the command that notes it)",
+        "us",
+        &samples,
+        tools,
+    );
 }
 
 /// N contenders, each running short sections one after the other.

@@ -175,7 +175,9 @@ pub fn cpu_time(pid: u32) -> Duration {
     let others = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let other_ns: u64 = others
         .filter(|task| task.file_name().to_string_lossy() != pid.to_string())
-        .filter_map(|task| fs::read_to_string(task.path().join("schedstat")).ok()?.split_whitespace().next()?.parse::<u64>().ok())
+        .filter_map(|task| {
+            fs::read_to_string(task.path().join("schedstat")).ok()?.split_whitespace().next()?.parse::<u64>().ok()
+        })
         .sum();
     Duration::from_nanos(main_ns + other_ns)
 }

@@ -91,7 +91,11 @@ fn the_instructions_of_an_uncontended_run_are_counted() {
     assert_eq!(finished.code(), Some(0), "{}", finished.err());
     let report = std::fs::read_to_string(&log).expect("valgrind's report");
     let collected = report.lines().find_map(|line| line.split_once("Collected :")).expect("a count").1;
-    assert_about("instructions of an uncontended run", collected.trim().parse().expect("a number"), UNCONTENDED_INSTRUCTIONS);
+    assert_about(
+        "instructions of an uncontended run",
+        collected.trim().parse().expect("a number"),
+        UNCONTENDED_INSTRUCTIONS,
+    );
 }
 
 const UNCONTENDED_CALLS: u64 = 57;
