@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use crate::lease::Stamp;
 use crate::record::{Claim, claim_name, claim_number};
 use crate::sys::Errno;
-use crate::sys::file::{Dir, File, Outcome};
+use crate::sys::file::{Dir, File, Kind, Outcome};
 use crate::sys::hook::Step;
 
 /// The name of the dead owner's file in a slot.
@@ -35,6 +35,44 @@ impl Claims {
     pub(super) fn newest_stamp(&self, slot: &Dir) -> Outcome<Option<Stamp>> {
         let Some(number) = self.highest else { return Ok(None) };
         Ok(slot.lstat(OsStr::new(&claim_name(number)))?.map(|stat| stat.mtime))
+    }
+}
+
+/// What became of an attempt to seal a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sealed {
+    /// Nobody can end an epoch there any more, and nobody has.
+    Yes,
+    /// An epoch was ended there.
+    Ended,
+    /// We cannot act there.
+    Unusable,
+}
+
+/// Makes sure that nobody ends an epoch in the slot `name` of `dir` any more: its one place is taken by a
+/// directory, which no rename of a file replaces.
+///
+/// A lock whose maker stalls is blank, and those who end it do so in a slot that is named by inode and time
+/// stamp. Once the record is written the nonce names the slot. Were both open, two enders could each win
+/// one of them, and the slower would take a successor. Whoever is beyond the last look at the blank lock has
+/// a claim there from before the record was written; so it is enough to seal what is there to be seen after.
+pub(super) fn seal(dir: &Dir, name: &OsStr) -> Outcome<Sealed> {
+    let slot = match dir.open_dir(name) {
+        Ok(slot) => slot,
+        // Nobody is in it, or what stands there is nothing that could be entered.
+        Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => return Ok(Sealed::Yes),
+        Err(Errno::EACCES | Errno::EPERM) => return Ok(Sealed::Unusable),
+        Err(errno) => return Err(errno),
+    };
+    let place = OsStr::new(QUARANTINED);
+    match slot.make_dir(place, 0o700) {
+        Ok(()) | Err(Errno::ENOENT) => Ok(Sealed::Yes),
+        Err(Errno::EEXIST) => Ok(match slot.lstat(place)? {
+            Some(found) if found.kind == Kind::Regular => Sealed::Ended,
+            _ => Sealed::Yes,
+        }),
+        Err(Errno::EACCES | Errno::EPERM) => Ok(Sealed::Unusable),
+        Err(errno) => Err(errno),
     }
 }
 

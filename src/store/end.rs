@@ -14,7 +14,7 @@ use crate::sys::process::{self, Who};
 use crate::sys::{Errno, describe, random, sleep};
 use crate::text::Shown;
 
-use super::claim::{Claims, OurClaim, QUARANTINED};
+use super::claim::{Claims, OurClaim, QUARANTINED, Sealed, seal};
 use super::place::{Epoch, Place, Seen};
 use super::{Fault, Known};
 
@@ -177,6 +177,11 @@ impl Attempt<'_> {
             Err(Errno::ENOTDIR | Errno::ELOOP | Errno::EACCES) => return self.without_slot(&name),
             Err(errno) => return Err(self.place.change_fault("open its quarantine", errno)),
         };
+        // Where locks are shared a slot is not reclaimed under whoever acts in it, however long it stalls.
+        let enters = self.place.file_system.local && !left_out(Step::Enter);
+        if enters && slot.enter().map_err(|errno| self.place.io("enter its quarantine", errno))? == Try::Busy {
+            return Ok(End::Gone);
+        }
         let outcome = self.in_the_slot(&slot, slot_name, &name);
         if !matches!(outcome, Ok(End::Done(_))) {
             // Nothing of ours stays behind; a slot in which somebody else is at work is not empty.
@@ -210,6 +215,15 @@ impl Attempt<'_> {
         let made =
             OurClaim::make(slot, number, &self.words()).map_err(|errno| self.place.io("claim its quarantine", errno));
         let Some(claim) = made? else { return Ok(End::Gone) };
+        if let Err(errno) = self.seal_older_slots(slot_name) {
+            claim.withdraw();
+            return match errno {
+                Errno::EACCES | Errno::EPERM => {
+                    Ok(End::MayNot(format!("cannot seal its older quarantine: {}", describe(errno))))
+                }
+                errno => Err(self.place.io("seal its older quarantine", errno)),
+            };
+        }
         // (5) Once more, now that every renewal either sees our claim or was seen by us.
         let verified = if left_out(Step::Verify) { Ok(None) } else { self.refused(&claim) };
         match verified {
@@ -226,7 +240,7 @@ impl Attempt<'_> {
             Err(errno) => {
                 claim.withdraw();
                 match errno {
-                    Errno::ENOENT | Errno::EEXIST | Errno::ETIMEDOUT => Ok(End::Gone),
+                    Errno::ENOENT | Errno::EEXIST | Errno::EISDIR | Errno::ETIMEDOUT => Ok(End::Gone),
                     Errno::EACCES | Errno::EPERM | Errno::EROFS => {
                         Ok(End::MayNot(format!("cannot move it away: {}", describe(errno))))
                     }
@@ -234,6 +248,32 @@ impl Attempt<'_> {
                 }
             }
         }
+    }
+
+    /// As long as it was blank the epoch had another slot, and somebody may be in it. One that is blank
+    /// still, but was stamped anew since, had another as well.
+    fn seal_older_slots(&self, mine: SlotName) -> crate::sys::file::Outcome<()> {
+        if left_out(Step::Seal) {
+            return Ok(());
+        }
+        let judged = self.ending.judged;
+        let is_blank = judged.known == Known::Blank;
+        let mut older = Vec::new();
+        self.place.dir.list(|name| {
+            if let Some(slot) = SlotName::parse(&self.place.name, name)
+                && slot.nonce.is_of_blank(judged.identity().ino)
+                && slot != mine
+                && (!is_blank || slot.nonce.as_str() < mine.nonce.as_str())
+            {
+                older.push(name.to_owned());
+            }
+        })?;
+        for name in older {
+            if seal(&self.place.dir, &name)? == Sealed::Unusable && !self.decides_alone {
+                return Err(Errno::EACCES);
+            }
+        }
+        Ok(())
     }
 
     fn move_into(&self, slot: &Dir) -> crate::sys::file::Outcome<()> {

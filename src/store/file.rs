@@ -19,6 +19,7 @@ use crate::sys::sleep::{Sleeper, Slept};
 use crate::sys::{Errno, output, random, sleep};
 use crate::text::duration;
 
+use super::claim::Sealed;
 use super::end::{Basis, End, Ending, VETO_PATIENCE_MS, end, take_guard};
 use super::held::{FileHeld, Mine};
 use super::place::{Epoch, Known, Place, Seen};
@@ -356,7 +357,7 @@ impl FileHeld {
     /// Step (4): whether the grant counts.
     fn counts(&mut self) -> Result<bool, Fault> {
         let until_ms = boot_ms() + NEWBORN_PATIENCE_MS;
-        let mut late = boot_ms().saturating_sub(self.granted_boot_ms) >= renew_every_ms(self.record.ttl_ms);
+        let mut late = self.is_late_since(self.granted_boot_ms);
         loop {
             let began_boot_ms = boot_ms();
             let now = if left_out(Step::GrantCheck) {
@@ -367,6 +368,8 @@ impl FileHeld {
                 self.is_at_path_and_alone()
             };
             match now {
+                // Looked at, and then stalled: by now it may have been judged stale.
+                Ok(Renewal::Confirmed) if !late && self.is_late_since(self.granted_boot_ms) => late = true,
                 Ok(Renewal::Confirmed) => {
                     if late {
                         // The lease counts from the renewal that was confirmed.
@@ -375,7 +378,7 @@ impl FileHeld {
                     return Ok(true);
                 }
                 Ok(Renewal::Lost(_)) => return Ok(false),
-                Ok(Renewal::Contested) if boot_ms() < until_ms && !is_scheduled() => {
+                Ok(Renewal::Contested) if boot_ms() < until_ms => {
                     sleep::pause(5);
                     late = true;
                 }
@@ -401,14 +404,6 @@ impl FileHeld {
 
     /// Gives back what was never used; what cannot be given back expires.
     fn give_up(&self) {
-        // Who judged this lock while it was blank has claimed it under the blank lock's name, and its rename
-        // may be under way. Ended under another name, the epoch would leave that rename to hit a successor.
-        // The claim was made before the content was read, and our record written before this look: whoever
-        // read no record is seen here.
-        let blank_slot = self.blank_slot.file_name(&self.place.name);
-        if !matches!(self.place.dir.lstat(&blank_slot), Ok(None)) {
-            return;
-        }
         let blank = !matches!(self.is_mine(), Ok(Mine::Yes));
         let (slot, known) = if blank {
             // A part of the record may have been written: the stamp of now names the slot in which
@@ -418,6 +413,11 @@ impl FileHeld {
         } else {
             (self.slot, Known::Record(Box::new(self.record.clone())))
         };
+        // Who judged this lock while it was blank has claimed it under the blank lock's name, and its rename
+        // may be under way. Ended under another name, the epoch would leave that rename to hit a successor.
+        if slot != self.blank_slot && !matches!(self.close_blank_slot(), Ok(Sealed::Yes)) {
+            return;
+        }
         let given_back: Result<_, NotReleased> = self.release_to(&slot, known);
         drop(given_back);
     }

@@ -5,16 +5,17 @@
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
 
+use crate::lease::renew_every_ms;
 use crate::machine::Renewal;
 use crate::record::{self, Content, Guard, Nonce, Record, SlotName, Why};
 use crate::sys::clock::boot_ms;
-use crate::sys::file::{File, Identity, Kind, Outcome, Stat};
+use crate::sys::file::{File, Identity, Kind, Outcome, Stat, Try};
 use crate::sys::hook::{Step, left_out};
 use crate::sys::keeper::Alarm;
 use crate::sys::{Errno, describe, sleep};
 use crate::text::Shown;
 
-use super::claim::Claims;
+use super::claim::{Claims, Sealed, seal};
 use super::end::{Basis, End, Ending, end};
 use super::place::{Epoch, Known, Place};
 use super::{Held, NotReleased};
@@ -141,6 +142,22 @@ impl FileHeld {
     }
 
     pub(super) fn try_renew(&self) -> Outcome<Renewal> {
+        let began_ms = boot_ms();
+        match self.touch_and_look()? {
+            // A stall between the touch and the last look may have outlived the lease.
+            Renewal::Confirmed if self.is_late_since(began_ms) => {
+                Ok(Renewal::Failed("it took longer than a third of the ttl".into()))
+            }
+            renewal => Ok(renewal),
+        }
+    }
+
+    /// Whether so much of the lease has passed that what was seen since then proves nothing.
+    pub(super) fn is_late_since(&self, boot_at_ms: u64) -> bool {
+        boot_ms().saturating_sub(boot_at_ms) >= renew_every_ms(self.record.judged_ttl_ms())
+    }
+
+    fn touch_and_look(&self) -> Outcome<Renewal> {
         // (1) Still ours, or lost.
         if let Mine::No(found) = self.is_mine()? {
             return Ok(Renewal::Lost(found));
@@ -164,17 +181,43 @@ impl FileHeld {
         self.slots()
     }
 
-    /// Looks into both of this epoch's slots.
+    /// Looks at both of this epoch's slots.
     pub(super) fn slots(&self) -> Outcome<Renewal> {
-        for slot in [&self.slot, &self.blank_slot] {
-            match self.entered(slot)? {
-                Entered::Nobody => {}
-                // The guard decides alone where every contender sees it.
-                Entered::Unusable if self.guard_decides() => {}
-                Entered::Somebody | Entered::Unusable => return Ok(Renewal::Contested),
-            }
+        // The blank one first: what is sealed there says what the look at the path was worth.
+        match self.close_blank_slot()? {
+            Sealed::Yes => {}
+            Sealed::Ended => return Ok(Renewal::Lost("it was ended before its record was written".into())),
+            Sealed::Unusable if self.guard_decides() => {}
+            Sealed::Unusable => return Ok(Renewal::Contested),
         }
-        Ok(Renewal::Confirmed)
+        Ok(match self.entered(&self.slot)? {
+            Entered::Nobody => Renewal::Confirmed,
+            // The guard decides alone where every contender sees it.
+            Entered::Unusable if self.guard_decides() => Renewal::Confirmed,
+            Entered::Somebody | Entered::Unusable => Renewal::Contested,
+        })
+    }
+
+    /// Sees to it that nobody ends this epoch as the blank lock that it was.
+    pub(super) fn close_blank_slot(&self) -> Outcome<Sealed> {
+        if self.blank_slot == self.slot {
+            // Adopted: its maker has seen to it.
+            return Ok(Sealed::Yes);
+        }
+        let name = self.blank_slot.file_name(&self.place.name);
+        match self.place.dir.lstat(&name)? {
+            Some(found) if found.kind == Kind::Directory => {}
+            _ => return Ok(Sealed::Yes),
+        }
+        if left_out(Step::Seal) {
+            return Ok(Sealed::Yes);
+        }
+        match self.place.dir.remove_dir(&name) {
+            Ok(()) | Err(Errno::ENOENT) => Ok(Sealed::Yes),
+            Err(Errno::ENOTEMPTY | Errno::EEXIST) => seal(&self.place.dir, &name),
+            Err(Errno::EACCES | Errno::EPERM) => Ok(Sealed::Unusable),
+            Err(errno) => Err(errno),
+        }
     }
 
     fn guard_decides(&self) -> bool {
@@ -204,6 +247,7 @@ impl FileHeld {
 
     fn try_release(&self, slot: &SlotName, known: &Known) -> Outcome<Released> {
         let (dir, name) = (&self.place.dir, &self.place.name);
+        let guarded = self.guarded || self.guards_release()?;
         // (1) Never "compare the nonce, then unlink": between the two the file can become a successor's.
         let mine = if *known == Known::Blank { self.at_path()? } else { self.is_mine()? };
         if let Mine::No(found) = mine {
@@ -216,10 +260,18 @@ impl FileHeld {
             return Ok(Released::Yes(None));
         }
         // (2) Through the epoch's own name: a delayed rival that still believes in this epoch fails on it.
-        match dir.rename(name, dir, &slot_name) {
+        // Replaces nothing: a plain file there is our own epoch, ended for want of space, and what we
+        // would move is a successor.
+        let moved = match dir.rename_noreplace(name, dir, &slot_name) {
+            Err(Errno::EINVAL | Errno::ENOSYS | Errno::EOPNOTSUPP) => dir.rename(name, dir, &slot_name),
+            moved => moved,
+        };
+        match moved {
             Ok(()) => {}
             Err(Errno::ENOENT) => return Ok(Released::NotOurs("the lock file is gone".into())),
-            Err(Errno::EISDIR | Errno::ENOTEMPTY | Errno::EEXIST | Errno::ENOTDIR) => return self.release_late(known),
+            Err(Errno::EISDIR | Errno::ENOTEMPTY | Errno::EEXIST | Errno::ENOTDIR) => {
+                return self.release_late(known, guarded);
+            }
             Err(errno) => return Err(errno),
         }
         // (3) Explicitly: a background child may still have the descriptor, and waiters sleep on it.
@@ -229,9 +281,26 @@ impl FileHeld {
         Ok(Released::Yes(None))
     }
 
+    /// Without a guard nothing keeps our slot from being reclaimed while we stall before the rename; so we
+    /// take it for the release, where others see it. Whoever has it is about to end this epoch.
+    fn guards_release(&self) -> Outcome<bool> {
+        if !self.place.file_system.local || left_out(Step::ReleaseGuard) {
+            return Ok(false);
+        }
+        match self.file.try_guard()? {
+            Try::Given => Ok(true),
+            Try::Busy => match self.at_path()? {
+                // Lost, which the caller finds as well.
+                Mine::No(_) => Ok(false),
+                Mine::Yes => Err(Errno::EBUSY),
+            },
+            Try::Unsupported => Ok(false),
+        }
+    }
+
     /// Somebody has entered our slot: we end our epoch there like any ender, with the descriptor and the
     /// guard that we have.
-    fn release_late(&self, known: &Known) -> Outcome<Released> {
+    fn release_late(&self, known: &Known, guarded: bool) -> Outcome<Released> {
         let judged = Epoch { stat: self.stat, known: known.clone(), file: None };
         let ending = Ending {
             judged: &judged,
@@ -239,7 +308,7 @@ impl FileHeld {
             why: Why::LateRelease,
             force: false,
             reason: None,
-            mine: Some((&self.file, self.guarded)),
+            mine: Some((&self.file, guarded)),
             patience_ms: 0,
         };
         let released = match end(&self.place, &ending) {
@@ -249,9 +318,10 @@ impl FileHeld {
                 Shown::os(&self.place.beside(&aside))
             ))),
             Ok(End::MayNot(why)) => Released::NotYet(why),
-            Ok(End::Claimed | End::Gone | End::Vetoed | End::NotStale { .. }) => {
-                Released::NotYet("another process is ending it".into())
-            }
+            Ok(End::Claimed | End::Gone | End::Vetoed | End::NotStale { .. }) => match self.at_path()? {
+                Mine::No(found) => Released::NotOurs(found),
+                Mine::Yes => return Err(Errno::EBUSY),
+            },
             Err(super::Fault::Io { errno, .. } | super::Fault::System { errno, .. }) => return Err(errno),
             Err(fault) => Released::NotYet(fault.to_string()),
         };
@@ -262,7 +332,7 @@ impl FileHeld {
     }
 
     fn wake_waiters(&self) {
-        if self.guarded {
+        if self.guarded || self.place.file_system.local {
             let _ = self.file.unguard();
         }
         for guard in &self.kept_guards {

@@ -28,7 +28,8 @@ pub enum Fate {
     },
     /// Its epoch is at the lock path: somebody is ending it, or died while doing so.
     Live,
-    /// A process still has the guard of the quarantined file: its maker lives and may be about to release.
+    /// A process still has the guard of the quarantined file, and its maker may be about to release; or one
+    /// that would end the epoch is still in the slot.
     Guarded,
     /// It only looks similar: not ours to remove.
     NotOurs(String),
@@ -54,6 +55,8 @@ pub struct Quarantine {
     stat: Stat,
     /// The quarantined file; its guard is ours from the look to the removal.
     guard: Option<File>,
+    /// The slot; nobody else acts in it from the look to the removal.
+    inside: Option<Dir>,
 }
 
 /// Removes what the rule allows of one lock's quarantines. Errors are nobody's business here: what could
@@ -168,6 +171,7 @@ impl<'a> Survey<'a> {
             claims: Vec::new(),
             stat,
             guard: None,
+            inside: None,
         };
         let looked = match stat.kind {
             Kind::Directory => found.look_inside(self.place),
@@ -216,6 +220,14 @@ impl Quarantine {
         for name in &names {
             let expected = name == QUARANTINED || claim_number(name).is_some();
             let Some(stat) = dir.lstat(name)? else { continue };
+            if name == QUARANTINED && stat.kind == Kind::Directory {
+                // The seal on the slot of a lock that was blank.
+                let mut is_empty = true;
+                dir.open_dir(name)?.list(|_| is_empty = false)?;
+                if is_empty {
+                    continue;
+                }
+            }
             if !expected || stat.kind != Kind::Regular {
                 return Ok(Some(format!("it holds {}, {}", Shown::os(name), stat.kind.describe())));
             }
@@ -231,6 +243,7 @@ impl Quarantine {
                 self.claims.push(claim);
             }
         }
+        self.inside = Some(dir);
         Ok(None)
     }
 
@@ -268,6 +281,8 @@ impl Quarantine {
         }
     }
 
+    // The removal of a slot is not one step, and in its last moments a rename into it would succeed. Time
+    // alone does not exclude that: an ender that stalled for longer may still be about to issue it.
     fn decide(&mut self, survey: &Survey<'_>) -> Outcome<()> {
         let claimed_ttl_ms = self.claims.iter().map(|claim| claim.ttl_ms).max();
         let ttl_ms = self.record.as_ref().map(Record::judged_ttl_ms).or(claimed_ttl_ms).unwrap_or(BLANK_TTL_MS);
@@ -284,6 +299,11 @@ impl Quarantine {
             Fate::Guarded
         } else if left_ms >= 0 && !left_out(Step::ReclaimAge) {
             Fate::Young { in_ms: u64::try_from(left_ms + 1).unwrap_or(u64::MAX) }
+        } else if survey.takes_guards
+            && survey.place.file_system.local
+            && self.inside.as_ref().map(Dir::close_off).transpose()? == Some(Try::Busy)
+        {
+            Fate::Guarded
         } else {
             Fate::Reclaimable
         };
@@ -343,7 +363,11 @@ pub fn remove(place: &Place, found: &Quarantine) -> Outcome<bool> {
     let mut names = Vec::new();
     slot.list(|name| names.push(name.to_owned()))?;
     for name in names.iter().filter(|name| *name == QUARANTINED || claim_number(name).is_some()) {
-        was_mine(slot.unlink(name))?;
+        let removed = match slot.unlink(name) {
+            Err(Errno::EISDIR) => slot.remove_dir(name),
+            unlinked => unlinked,
+        };
+        was_mine(removed)?;
     }
     was_mine(dir.remove_dir(&private))
 }

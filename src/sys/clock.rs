@@ -8,6 +8,9 @@ use super::hook;
 
 /// CLOCK_BOOTTIME in milliseconds: it counts through a suspend and is never set.
 pub fn boot_ms() -> u64 {
+    if let Some(now) = hook::now() {
+        return now.boot_ms;
+    }
     let now = clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(0, |t| {
         u64::try_from(t.tv_sec()).unwrap_or(0) * 1000 + u64::try_from(t.tv_nsec()).unwrap_or(0) / 1_000_000
     });
@@ -16,6 +19,9 @@ pub fn boot_ms() -> u64 {
 
 /// The wall clock of this host.
 pub fn wall() -> Stamp {
+    if let Some(now) = hook::now() {
+        return now.wall;
+    }
     clock_gettime(ClockId::CLOCK_REALTIME).map_or(Stamp::new(0, 0), |t| Stamp::new(t.tv_sec(), t.tv_nsec()))
 }
 

@@ -20,7 +20,7 @@ use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, unlinkat, write};
 
 use crate::lease::Stamp;
 
-use super::hook::{Step, before, left_out};
+use super::hook::{self, Step, around, before, left_out};
 
 /// What a system call comes to.
 pub type Outcome<T> = nix::Result<T>;
@@ -137,7 +137,7 @@ impl FileSystem {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let magic = found.filesystem_type().0 as u32;
         FileSystem {
-            local: LOCAL_MAGIC.contains(&magic),
+            local: LOCAL_MAGIC.contains(&magic) && hook::host().is_none(),
             plain_device: PLAIN_DEVICE_MAGIC.contains(&magic),
             read_only: found.flags().contains(FsFlags::ST_RDONLY),
             name_max_bytes: usize::try_from(found.maximum_name_length()).unwrap_or(255).clamp(1, 255),
@@ -187,9 +187,8 @@ impl Dir {
 
     /// Opens a directory in this one, to be listed; never through a symbolic link.
     pub fn open_dir(&self, name: &OsStr) -> Result<Self> {
-        before("openat", name)?;
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | FOR_EACH_OPEN;
-        again(|| openat(&self.0, name, flags, Mode::empty())).map(Dir)
+        self.call("opendir", name, || again(|| openat(&self.0, name, flags, Mode::empty())).map(Dir))
     }
 
     /// **The arbiter.** Creates `name` exclusively, for reading and writing: exactly one of any number
@@ -199,10 +198,14 @@ impl Dir {
     /// reserved numbers. Whoever reads on will think that the guard, or the age, or a look beforehand
     /// prevents collisions: they do not, and may be wrong at any time. This call is what does.
     pub fn create_exclusive(&self, name: &OsStr, mode: u32, arbiter: Step) -> Result<File> {
-        before("create", name)?;
         let exclusive = if left_out(arbiter) { OFlag::O_TRUNC } else { OFlag::O_EXCL };
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | exclusive | FOR_EACH_OPEN;
-        again(|| openat(&self.0, name, flags, Mode::from_bits_truncate(mode))).map(File)
+        self.call("create", name, || {
+            let file = again(|| openat(&self.0, name, flags, Mode::from_bits_truncate(mode))).map(File)?;
+            hook::stamped(file.0.as_raw_fd());
+            hook::stamped(self.number());
+            Ok(file)
+        })
     }
 
     /// Creates a file whose name decides nothing: it will be renamed. EEXIST if there is one.
@@ -226,26 +229,23 @@ impl Dir {
 
     /// Opens a file for reading: never through a link, never waiting for a FIFO's other end.
     pub fn open_file(&self, name: &OsStr) -> Result<File> {
-        before("openat", name)?;
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | FOR_EACH_OPEN;
-        again(|| openat(&self.0, name, flags, Mode::empty())).map(File)
+        self.call("openat", name, || again(|| openat(&self.0, name, flags, Mode::empty())).map(File))
     }
 
     /// Opens a file for writing, as renewing needs it on file systems that ask for it.
     pub fn open_file_to_write(&self, name: &OsStr) -> Result<File> {
-        before("openat", name)?;
         let flags = OFlag::O_RDWR | OFlag::O_NONBLOCK | FOR_EACH_OPEN;
-        again(|| openat(&self.0, name, flags, Mode::empty())).map(File)
+        self.call("openat", name, || again(|| openat(&self.0, name, flags, Mode::empty())).map(File))
     }
 
     /// What stands at `name`, links not followed; `None` if nothing does.
     pub fn lstat(&self, name: &OsStr) -> Result<Option<Stat>> {
-        before("lstat", name)?;
-        match again(|| fstatat(&self.0, name, AtFlags::AT_SYMLINK_NOFOLLOW)) {
+        self.call("lstat", name, || match again(|| fstatat(&self.0, name, AtFlags::AT_SYMLINK_NOFOLLOW)) {
             Ok(stat) => Ok(Some(stat.into())),
             Err(Errno::ENOENT) => Ok(None),
             Err(errno) => Err(errno),
-        }
+        })
     }
 
     /// Its descriptor's number, for the lookout.
@@ -270,31 +270,33 @@ impl Dir {
 
     /// Makes a directory with exactly these permissions, whatever the umask.
     pub fn make_dir(&self, name: &OsStr, mode: u32) -> Result<()> {
-        before("mkdir", name)?;
-        // Others who may write in the lock's directory must be able to act in the slot, and chmod
-        // afterwards would leave a moment, and perhaps for ever a directory, in which they cannot.
-        let mine = umask(Mode::empty());
-        let made = again(|| mkdirat(&self.0, name, Mode::from_bits_truncate(mode & 0o777)));
-        umask(mine);
-        made
+        self.call("mkdir", name, || {
+            // Others who may write in the lock's directory must be able to act in the slot, and chmod
+            // afterwards would leave a moment, and perhaps for ever a directory, in which they cannot.
+            let mine = umask(Mode::empty());
+            let made = again(|| mkdirat(&self.0, name, Mode::from_bits_truncate(mode & 0o777)));
+            umask(mine);
+            made.inspect(|()| hook::stamped_at(self.number(), name))
+        })
     }
 
     /// Removes an empty directory.
     pub fn remove_dir(&self, name: &OsStr) -> Result<()> {
-        before("rmdir", name)?;
-        again(|| unlinkat(&self.0, name, UnlinkatFlags::RemoveDir))
+        self.call("rmdir", name, || again(|| unlinkat(&self.0, name, UnlinkatFlags::RemoveDir)))
     }
 
     /// Removes a name that is not a directory's.
     pub fn unlink(&self, name: &OsStr) -> Result<()> {
-        before("unlink", name)?;
-        again(|| unlinkat(&self.0, name, UnlinkatFlags::NoRemoveDir))
+        self.call("unlink", name, || {
+            again(|| unlinkat(&self.0, name, UnlinkatFlags::NoRemoveDir)).inspect(|()| hook::stamped(self.number()))
+        })
     }
 
     /// Renames; a file at the new name is replaced, a directory there is not.
     pub fn rename(&self, name: &OsStr, to: &Dir, new_name: &OsStr) -> Result<()> {
-        before("rename", name)?;
-        again(|| renameat(&self.0, name, &to.0, new_name))
+        self.call("rename", name, || {
+            again(|| renameat(&self.0, name, &to.0, new_name)).inspect(|()| hook::stamped(to.number()))
+        })
     }
 
     /// Renames, unless something stands at the new name.
@@ -302,37 +304,73 @@ impl Dir {
         if left_out(Step::Noreplace) {
             return self.rename(name, to, new_name);
         }
-        before("renameat2", name)?;
-        again(|| renameat2(&self.0, name, &to.0, new_name, RenameFlags::RENAME_NOREPLACE))
+        self.call("renameat2", name, || {
+            again(|| renameat2(&self.0, name, &to.0, new_name, RenameFlags::RENAME_NOREPLACE))
+                .inspect(|()| hook::stamped(to.number()))
+        })
     }
 
     /// Sets a name's time stamp to now, by path. Only a negative control does so: by path a holder would
     /// refresh its successor.
     pub fn touch_by_path(&self, name: &OsStr) -> Result<()> {
-        before("utimensat", name)?;
         let now = &TimeSpec::UTIME_NOW;
-        again(|| utimensat(&self.0, name, now, now, UtimensatFlags::NoFollowSymlink))
+        self.call("utimensat", name, || {
+            again(|| utimensat(&self.0, name, now, now, UtimensatFlags::NoFollowSymlink))
+                .inspect(|()| hook::stamped_at(self.number(), name))
+        })
     }
 
     /// Calls `each` with every name in the directory, but `.` and `..`.
     pub fn list(&self, mut each: impl FnMut(&OsStr)) -> Result<()> {
-        before("readdir", OsStr::new("."))?;
-        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        let mut entries = nix::dir::Dir::from_fd(again(|| openat(&self.0, ".", flags, Mode::empty()))?)?;
-        for entry in entries.iter() {
-            let entry = entry?;
-            let name = entry.file_name().to_bytes();
-            if name != b"." && name != b".." {
-                each(OsStr::from_bytes(name));
+        self.call("readdir", OsStr::new("."), || {
+            let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+            let mut entries = nix::dir::Dir::from_fd(again(|| openat(&self.0, ".", flags, Mode::empty()))?)?;
+            let mut names = Vec::new();
+            for entry in entries.iter() {
+                let entry = entry?;
+                let name = entry.file_name().to_bytes();
+                if name != b"." && name != b".." {
+                    if hook::is_scheduled() {
+                        names.push(OsStr::from_bytes(name).to_owned());
+                    }
+                    each(OsStr::from_bytes(name));
+                }
             }
-        }
-        Ok(())
+            Ok(names)
+        })
+        .map(drop)
+    }
+
+    /// Notes that somebody acts in this directory: until this descriptor is closed nobody can have it
+    /// for themselves.
+    pub fn enter(&self) -> Result<Try> {
+        self.call("enter", OsStr::new(""), || tried(again(|| flock(&self.0, libc::LOCK_SH | libc::LOCK_NB))))
+    }
+
+    /// Has this directory for ourselves, unless somebody acts in it.
+    pub fn close_off(&self) -> Result<Try> {
+        self.call("close-off", OsStr::new(""), || tried(again(|| flock(&self.0, libc::LOCK_EX | libc::LOCK_NB))))
+    }
+
+    fn call<T: hook::Observed>(
+        &self,
+        call: &'static str,
+        name: &OsStr,
+        perform: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        around(call, self.number(), name, perform)
     }
 
     /// What the clock of this directory's file system says: the stamp of a file made just now. Without a
     /// name where the file system can do that, else under a private name that is removed at once.
     pub fn file_system_time(&self, private_name: &OsStr) -> Result<Stamp> {
-        before("tmpfile", private_name)?;
+        self.call("tmpfile", private_name, || self.stamp_of_new_file(private_name))
+    }
+
+    fn stamp_of_new_file(&self, private_name: &OsStr) -> Result<Stamp> {
+        if let Some(made_up) = hook::file_system_time() {
+            return Ok(made_up);
+        }
         let owner_only = Mode::S_IRUSR | Mode::S_IWUSR;
         let unnamed = OFlag::O_TMPFILE | OFlag::O_WRONLY | OFlag::O_CLOEXEC;
         if let Ok(file) = again(|| openat(&self.0, ".", unnamed, owner_only)) {
@@ -353,13 +391,15 @@ pub struct File(OwnedFd);
 impl File {
     /// What fstat tells.
     pub fn stat(&self) -> Result<Stat> {
-        before("fstat", OsStr::new(""))?;
-        again(|| fstat(&self.0)).map(Stat::from)
+        self.call("fstat", || again(|| fstat(&self.0)).map(Stat::from))
     }
 
     /// The content from the start, at most `limit_bytes` of it.
     pub fn content(&self, limit_bytes: usize) -> Result<Vec<u8>> {
-        before("pread", OsStr::new(""))?;
+        self.call("pread", || self.read_from_start(limit_bytes))
+    }
+
+    fn read_from_start(&self, limit_bytes: usize) -> Result<Vec<u8>> {
         let mut content = Vec::new();
         let mut chunk = [0; 2048];
         while content.len() < limit_bytes {
@@ -377,17 +417,16 @@ impl File {
 
     /// Writes all of `bytes` in one write; a short write is ENOSPC.
     pub fn write_once(&self, bytes: &[u8]) -> Result<()> {
-        before("write", OsStr::new(""))?;
-        match again(|| write(&self.0, bytes))? {
-            written if written == bytes.len() => Ok(()),
-            _ => Err(Errno::ENOSPC),
-        }
+        self.call("write", || {
+            let written = again(|| write(&self.0, bytes))?;
+            hook::stamped(self.0.as_raw_fd());
+            if written == bytes.len() { Ok(()) } else { Err(Errno::ENOSPC) }
+        })
     }
 
     /// Forces content and attributes to the storage.
     pub fn sync(&self) -> Result<()> {
-        before("fsync", OsStr::new(""))?;
-        again(|| nix::unistd::fsync(&self.0))
+        self.call("fsync", || again(|| nix::unistd::fsync(&self.0)))
     }
 
     /// Sets the permissions to exactly `mode`.
@@ -397,29 +436,26 @@ impl File {
 
     /// Sets the time stamp to the file system's now: the one way a lease is renewed.
     pub fn touch(&self) -> Result<()> {
-        before("futimens", OsStr::new(""))?;
-        again(|| futimens(&self.0, &TimeSpec::UTIME_NOW, &TimeSpec::UTIME_NOW))
+        self.call("futimens", || {
+            again(|| futimens(&self.0, &TimeSpec::UTIME_NOW, &TimeSpec::UTIME_NOW))
+                .inspect(|()| hook::stamped(self.0.as_raw_fd()))
+        })
+    }
+
+    fn call<T: hook::Observed>(&self, call: &'static str, perform: impl FnOnce() -> Result<T>) -> Result<T> {
+        around(call, self.0.as_raw_fd(), OsStr::new(""), perform)
     }
 
     fn flock(&self, operation: libc::c_int) -> Result<()> {
-        // SAFETY: flock takes a descriptor and a number and touches no memory of ours. nix's own safe
-        // wrapper unlocks the description when it is dropped, but a guard is shared with COMMAND and
-        // must outlive us.
-        Errno::result(unsafe { libc::flock(self.0.as_raw_fd(), operation) }).map(drop)
+        if let Some(given) = hook::flock(self.0.as_raw_fd(), operation != libc::LOCK_UN) {
+            return if given { Ok(()) } else { Err(Errno::EWOULDBLOCK) };
+        }
+        flock(&self.0, operation)
     }
 
     /// Tries once for the guard.
     pub fn try_guard(&self) -> Result<Try> {
-        before("flock", OsStr::new(""))?;
-        match again(|| self.flock(libc::LOCK_EX | libc::LOCK_NB)) {
-            Ok(()) => Ok(Try::Given),
-            Err(Errno::EWOULDBLOCK) => Ok(Try::Busy),
-            // NFS without a lock daemon says ENOLCK, NFS for a descriptor that cannot write says EBADF.
-            Err(Errno::ENOSYS | Errno::EOPNOTSUPP | Errno::EINVAL | Errno::ENOLCK | Errno::EBADF) => {
-                Ok(Try::Unsupported)
-            }
-            Err(errno) => Err(errno),
-        }
+        self.call("flock", || tried(again(|| self.flock(libc::LOCK_EX | libc::LOCK_NB))))
     }
 
     /// Waits for the guard, for ever; EINTR when a signal handler ran.
@@ -429,8 +465,7 @@ impl File {
 
     /// Gives the guard up for everybody who shares this open description.
     pub fn unguard(&self) -> Result<()> {
-        before("unflock", OsStr::new(""))?;
-        again(|| self.flock(libc::LOCK_UN))
+        self.call("unflock", || again(|| self.flock(libc::LOCK_UN)))
     }
 
     /// A second descriptor for the same open description, numbered out of the way of scripts (which use
@@ -450,9 +485,39 @@ impl File {
     }
 }
 
+/// A guard goes with the last descriptor that has it: for a test that is a step like any other.
+#[cfg(feature = "switches")]
+impl Drop for File {
+    fn drop(&mut self) {
+        hook::closing(self.0.as_raw_fd());
+    }
+}
+
+impl AsFd for Dir {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 impl AsFd for File {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+fn flock(fd: &OwnedFd, operation: libc::c_int) -> Result<()> {
+    // SAFETY: flock takes a descriptor and a number and touches no memory of ours. nix's own safe wrapper
+    // unlocks the description when it is dropped, but a guard is shared with COMMAND and must outlive us.
+    Errno::result(unsafe { libc::flock(fd.as_raw_fd(), operation) }).map(drop)
+}
+
+fn tried(locked: Result<()>) -> Result<Try> {
+    match locked {
+        Ok(()) => Ok(Try::Given),
+        Err(Errno::EWOULDBLOCK) => Ok(Try::Busy),
+        // NFS without a lock daemon says ENOLCK, NFS for a descriptor that cannot write says EBADF.
+        Err(Errno::ENOSYS | Errno::EOPNOTSUPP | Errno::EINVAL | Errno::ENOLCK | Errno::EBADF) => Ok(Try::Unsupported),
+        Err(errno) => Err(errno),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The tests' hold on the protocol: a hook before every system call, and switches that leave one step
+//! The tests' hold on the protocol: a hook around every system call, and switches that leave one step
 //! out. Only in builds with the `switches` feature; otherwise everything here is empty.
 
 /// A step of the protocol that a negative control can leave out.
@@ -35,6 +35,12 @@ pub enum Step {
     Descriptor,
     /// A waiter does not take the guard of a newborn lock.
     Newborn,
+    /// The seal on the slot that the epoch had as a blank lock.
+    Seal,
+    /// The shared lock on a slot that an ender has entered.
+    Enter,
+    /// The guard that a holder without one takes for its release.
+    ReleaseGuard,
     /// Exclusive creation of a reserved number's marker.
     Mark,
 }
@@ -56,20 +62,40 @@ pub const STEPS: &[(Step, &str)] = &[
     (Step::Identity, "identity"),
     (Step::Descriptor, "descriptor"),
     (Step::Newborn, "newborn"),
+    (Step::Seal, "seal"),
+    (Step::Enter, "enter"),
+    (Step::ReleaseGuard, "release-guard"),
     (Step::Mark, "mark"),
 ];
 
 #[cfg(not(feature = "switches"))]
 mod off {
     use std::ffi::OsStr;
+    use std::os::fd::RawFd;
 
     use nix::Result;
 
     use super::Step;
+    use crate::lease::Stamp;
 
     #[inline(always)]
     pub(crate) fn before(_call: &'static str, _name: &OsStr) -> Result<()> {
         Ok(())
+    }
+
+    /// Anything: nobody looks at outcomes here.
+    pub(crate) trait Observed {}
+
+    impl<T> Observed for T {}
+
+    #[inline(always)]
+    pub(crate) fn around<T>(
+        _call: &'static str,
+        _fd: RawFd,
+        _name: &OsStr,
+        perform: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        perform()
     }
 
     #[inline(always)]
@@ -83,6 +109,40 @@ mod off {
     }
 
     #[inline(always)]
+    pub(crate) fn now() -> Option<super::Now> {
+        None
+    }
+
+    #[inline(always)]
+    pub(crate) fn stamped(_fd: RawFd) {}
+
+    #[inline(always)]
+    pub(crate) fn stamped_at(_fd: RawFd, _name: &OsStr) {}
+
+    #[inline(always)]
+    pub(crate) fn file_system_time() -> Option<Stamp> {
+        None
+    }
+
+    #[inline(always)]
+    pub(crate) fn random() -> Option<[u8; 16]> {
+        None
+    }
+
+    #[inline(always)]
+    pub(crate) fn host() -> Option<&'static str> {
+        None
+    }
+
+    #[inline(always)]
+    pub(crate) fn flock(_fd: RawFd, _lock: bool) -> Option<bool> {
+        None
+    }
+
+    #[inline(always)]
+    pub(crate) fn pause(_for_ms: u64) {}
+
+    #[inline(always)]
     pub(crate) fn is_scheduled() -> bool {
         false
     }
@@ -91,19 +151,93 @@ mod off {
 #[cfg(feature = "switches")]
 mod on {
     use std::cell::{Cell, RefCell};
-    use std::ffi::OsStr;
+    use std::ffi::{OsStr, OsString};
     use std::mem::ManuallyDrop;
+    use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+    use std::rc::Rc;
     use std::sync::OnceLock;
 
     use nix::Result;
+    use nix::errno::Errno;
+    use nix::libc;
+    use nix::sys::stat::{UtimensatFlags, fstat, futimens, utimensat};
+    use nix::sys::time::TimeSpec;
 
-    use super::{STEPS, Step};
+    use super::{Now, STEPS, Step};
+    use crate::lease::Stamp;
+    use crate::sys::file::{Stat, Try};
 
-    type Hook = Box<dyn FnMut(&'static str, &OsStr) -> Result<()>>;
+    /// A system call of the protocol.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Call<'a> {
+        /// Its name.
+        pub call: &'static str,
+        /// The file name it is about; empty where the descriptor says it all.
+        pub name: &'a OsStr,
+        /// The directory in which the name is looked up, or the file; -1 where there is none.
+        pub fd: RawFd,
+    }
+
+    /// What a system call came to, as its caller sees it.
+    #[derive(Clone, Copy, Debug)]
+    pub enum Seen<'a> {
+        /// That it succeeded.
+        Done,
+        /// A descriptor, and what it leads to.
+        Opened(RawFd, Option<Stat>),
+        /// Attributes; `None`: nothing is there.
+        Stat(Option<&'a Stat>),
+        /// Content.
+        Content(&'a [u8]),
+        /// The names in a directory.
+        Names(&'a [OsString]),
+        /// The answer to a flock.
+        Guard(Try),
+        /// A time stamp.
+        Stamp(Stamp),
+    }
+
+    /// What a test does around the system calls of one thread.
+    pub trait Hook {
+        /// Before a call. May wait, fail the call, or unwind: the thread "dies".
+        fn before(&self, call: &Call<'_>) -> Result<()>;
+        /// After a call that was performed.
+        fn after(&self, _call: &Call<'_>, _outcome: std::result::Result<Seen<'_>, Errno>) {}
+        /// A descriptor of a file is about to be closed, its guard with it.
+        fn closing(&self, _fd: RawFd) {}
+        /// The clocks of this thread, and of the file system as this thread's calls stamp it.
+        fn now(&self) -> Option<Now> {
+            None
+        }
+        /// The thread would sleep in the middle of an operation.
+        fn pause(&self, _for_ms: u64) {}
+        /// Random bytes.
+        fn random(&self) -> Option<[u8; 16]> {
+            None
+        }
+        /// The host this thread runs on, of several that share a file system but not its locks.
+        fn host(&self) -> Option<&'static str> {
+            None
+        }
+        /// The answer to a flock or unlock in the place of the kernel: whether it is granted.
+        fn flock(&self, _fd: RawFd, _lock: bool) -> Option<bool> {
+            None
+        }
+    }
+
+    /// A hook that is one closure.
+    struct Before<F>(RefCell<F>);
+
+    impl<F: FnMut(&'static str, &OsStr) -> Result<()>> Hook for Before<F> {
+        fn before(&self, call: &Call<'_>) -> Result<()> {
+            // A hook may itself look at files.
+            self.0.try_borrow_mut().map_or(Ok(()), |mut hook| hook(call.call, call.name))
+        }
+    }
 
     thread_local! {
         // Without a destructor: registering one needs the C library's start.
-        static HOOK: ManuallyDrop<RefCell<Option<Hook>>> = const { ManuallyDrop::new(RefCell::new(None)) };
+        static HOOK: ManuallyDrop<RefCell<Option<Rc<dyn Hook>>>> = const { ManuallyDrop::new(RefCell::new(None)) };
         static LEFT_OUT: Cell<u32> = const { Cell::new(0) };
         static BOOT_OFFSET_MS: Cell<u64> = const { Cell::new(0) };
     }
@@ -111,7 +245,12 @@ mod on {
     /// Sets this thread's hook: called before every system call of the protocol, with the call's name
     /// and the file name it is about. It may wait, fail the call, or unwind (the thread "dies").
     pub fn set(hook: impl FnMut(&'static str, &OsStr) -> Result<()> + 'static) {
-        HOOK.with(|cell| *cell.borrow_mut() = Some(Box::new(hook)));
+        install(Rc::new(Before(RefCell::new(hook))));
+    }
+
+    /// Sets this thread's hook, one with more to say than [`set`]'s.
+    pub fn install(hook: Rc<dyn Hook>) {
+        HOOK.with(|cell| *cell.borrow_mut() = Some(hook));
     }
 
     /// Takes this thread's hook away.
@@ -129,6 +268,13 @@ mod on {
         BOOT_OFFSET_MS.with(|cell| cell.set(cell.get() + by_ms));
     }
 
+    /// Gives this thread descriptors, a umask and a working directory of its own.
+    pub fn stand_alone() -> Result<()> {
+        // SAFETY: from here on this thread has its own copy of the descriptor table and of the umask. No
+        // memory is concerned; what it opened before, it closes in its own table.
+        Errno::result(unsafe { libc::unshare(libc::CLONE_FILES | libc::CLONE_FS) }).map(drop)
+    }
+
     const fn bit(step: Step) -> u32 {
         1 << step as u8
     }
@@ -143,12 +289,89 @@ mod on {
         })
     }
 
+    fn hook() -> Option<Rc<dyn Hook>> {
+        HOOK.with(|cell| cell.borrow().clone())
+    }
+
     pub(crate) fn before(call: &'static str, name: &OsStr) -> Result<()> {
-        // Taken out while it runs, so that a hook may itself look at files.
-        let Some(mut hook) = HOOK.with(|cell| cell.borrow_mut().take()) else { return Ok(()) };
-        let verdict = hook(call, name);
-        HOOK.with(|cell| *cell.borrow_mut() = Some(hook));
-        verdict
+        hook().map_or(Ok(()), |hook| hook.before(&Call { call, name, fd: -1 }))
+    }
+
+    /// What an outcome looks like from outside.
+    pub(crate) trait Observed {
+        fn seen(&self) -> Seen<'_>;
+    }
+
+    impl Observed for () {
+        fn seen(&self) -> Seen<'_> {
+            Seen::Done
+        }
+    }
+
+    impl Observed for Stat {
+        fn seen(&self) -> Seen<'_> {
+            Seen::Stat(Some(self))
+        }
+    }
+
+    impl Observed for Option<Stat> {
+        fn seen(&self) -> Seen<'_> {
+            Seen::Stat(self.as_ref())
+        }
+    }
+
+    impl Observed for Vec<u8> {
+        fn seen(&self) -> Seen<'_> {
+            Seen::Content(self)
+        }
+    }
+
+    impl Observed for Vec<OsString> {
+        fn seen(&self) -> Seen<'_> {
+            Seen::Names(self)
+        }
+    }
+
+    impl Observed for Try {
+        fn seen(&self) -> Seen<'_> {
+            Seen::Guard(*self)
+        }
+    }
+
+    impl Observed for Stamp {
+        fn seen(&self) -> Seen<'_> {
+            Seen::Stamp(*self)
+        }
+    }
+
+    impl Observed for crate::sys::file::File {
+        fn seen(&self) -> Seen<'_> {
+            opened(self.as_fd())
+        }
+    }
+
+    impl Observed for crate::sys::file::Dir {
+        fn seen(&self) -> Seen<'_> {
+            opened(self.as_fd())
+        }
+    }
+
+    fn opened(fd: BorrowedFd<'_>) -> Seen<'_> {
+        Seen::Opened(fd.as_raw_fd(), fstat(fd).ok().map(Stat::from))
+    }
+
+    pub(crate) fn around<T: Observed>(
+        call: &'static str,
+        fd: RawFd,
+        name: &OsStr,
+        perform: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let Some(hook) = hook() else { return perform() };
+        let call = Call { call, name, fd };
+        hook.before(&call)?;
+        let outcome = perform();
+        hook.after(&call, outcome.as_ref().map(Observed::seen).map_err(|errno| *errno));
+        outcome
     }
 
     /// Whether this step is left out.
@@ -160,14 +383,85 @@ mod on {
         BOOT_OFFSET_MS.with(Cell::get)
     }
 
+    pub(crate) fn now() -> Option<Now> {
+        hook().and_then(|hook| hook.now())
+    }
+
+    pub(crate) fn file_system_time() -> Option<Stamp> {
+        now().map(|now| now.wall)
+    }
+
+    fn spec(stamp: Stamp) -> TimeSpec {
+        let part = |ns: i128| i64::try_from(ns).unwrap_or(i64::MAX);
+        TimeSpec::new(part(stamp.ns().div_euclid(1_000_000_000)), part(stamp.ns().rem_euclid(1_000_000_000)))
+    }
+
+    /// The kernel has stamped an open file or directory: by the clock of the test, if that has one.
+    pub(crate) fn stamped(fd: RawFd) {
+        let Some(now) = now() else { return };
+        let time = spec(now.wall);
+        // SAFETY: the caller's descriptor is open throughout.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        // A descriptor that is only a place to look names up in cannot be stamped, and need not be.
+        let _ = futimens(fd, &time, &time);
+    }
+
+    /// The kernel has stamped what stands at a name.
+    pub(crate) fn stamped_at(fd: RawFd, name: &OsStr) {
+        let Some(now) = now() else { return };
+        let time = spec(now.wall);
+        // SAFETY: the caller's descriptor is open throughout.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        let _ = utimensat(fd, name, &time, &time, UtimensatFlags::NoFollowSymlink);
+    }
+
+    pub(crate) fn random() -> Option<[u8; 16]> {
+        hook().and_then(|hook| hook.random())
+    }
+
+    pub(crate) fn host() -> Option<&'static str> {
+        hook().and_then(|hook| hook.host())
+    }
+
+    pub(crate) fn flock(fd: RawFd, lock: bool) -> Option<bool> {
+        hook().and_then(|hook| hook.flock(fd, lock))
+    }
+
+    pub(crate) fn pause(for_ms: u64) {
+        if let Some(hook) = hook() {
+            hook.pause(for_ms);
+        }
+    }
+
+    pub(crate) fn closing(fd: RawFd) {
+        if let Some(hook) = hook() {
+            hook.closing(fd);
+        }
+    }
+
     pub(crate) fn is_scheduled() -> bool {
-        HOOK.with(|cell| cell.borrow().is_some())
+        hook().is_some()
     }
 }
 
+/// Clock readings that a test makes up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Now {
+    /// The boot clock.
+    pub boot_ms: u64,
+    /// The wall clock of the host and of the file system.
+    pub wall: crate::lease::Stamp,
+}
+
 #[cfg(not(feature = "switches"))]
-pub(crate) use off::{before, boot_offset_ms, is_scheduled, left_out};
+pub(crate) use off::{
+    Observed, around, before, boot_offset_ms, file_system_time, flock, host, is_scheduled, left_out, now, pause,
+    random, stamped, stamped_at,
+};
 #[cfg(feature = "switches")]
-pub use on::{advance_boot_clock, clear, leave_out, left_out, set};
+pub use on::{Call, Hook, Seen, advance_boot_clock, clear, install, leave_out, left_out, set, stand_alone};
 #[cfg(feature = "switches")]
-pub(crate) use on::{before, boot_offset_ms, is_scheduled};
+pub(crate) use on::{
+    Observed, around, before, boot_offset_ms, closing, file_system_time, flock, host, is_scheduled, now, pause, random,
+    stamped, stamped_at,
+};

@@ -22,7 +22,7 @@ fn fill<const BYTES: usize>() -> [u8; BYTES] {
 
 /// 16 bytes of the operating system's CSPRNG as a nonce: that no two epochs share a slot rests on it.
 pub fn nonce() -> Nonce {
-    Nonce::from_bytes(fill())
+    Nonce::from_bytes(super::hook::random().unwrap_or_else(fill))
 }
 
 /// A length of time between half of `ms` and `ms`, so that those who wait do not march in step.

@@ -1,5 +1,6 @@
 //! Waiting without a lock: asleep on a guard or on a clock, while signals act as they did on entry.
 
+use std::ffi::OsStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use nix::sys::time::TimeSpec;
 
 use super::clock::boot_ms;
 use super::file::{Dir, File};
+use super::hook;
 use super::lookout::{Lookout, Watch};
 use super::signal::{self, OnEntry};
 
@@ -82,6 +84,10 @@ impl Sleeper {
 
     /// Sleeps for `for_ms`.
     pub fn sleep(&self, for_ms: u64) {
+        if hook::is_scheduled() {
+            let _ = hook::before("sleep", OsStr::new(""));
+            return;
+        }
         let until_ms = boot_ms().saturating_add(for_ms);
         loop {
             let left_ms = until_ms.saturating_sub(boot_ms());
@@ -154,7 +160,9 @@ impl Drop for Sleeper {
 
 /// A short pause in the middle of an operation, signals blocked.
 pub fn pause(for_ms: u64) {
-    if !super::hook::is_scheduled() {
+    if hook::is_scheduled() {
+        hook::pause(for_ms);
+    } else {
         std::thread::sleep(Duration::from_millis(for_ms));
     }
 }

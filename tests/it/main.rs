@@ -12,6 +12,7 @@ mod contention;
 mod cron;
 mod docs;
 mod evict_dead;
+mod explorer;
 mod frugal;
 mod harness;
 mod harness_works;

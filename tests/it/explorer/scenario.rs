@@ -1,0 +1,210 @@
+//! What is explored: who does what, from which beginning, and what else may happen.
+
+use withlock::record::Guard;
+use withlock::sys::Errno;
+use withlock::sys::hook::{Call, Step};
+
+/// One thing that an actor does. What needs a lock is left out by an actor that was not granted one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Op {
+    Nothing,
+    /// Two attempts with a wait between them.
+    Acquire,
+    Renew,
+    Release,
+    /// What an operator does: ends what is at the path, if it is stale; by force whatever it is.
+    Break {
+        force: bool,
+    },
+    /// Ends the given epoch by its nonce, as whoever acquired it may from any process.
+    ReleaseByNonce,
+    /// Removes the quarantines that may go.
+    Reclaim,
+    /// A stranger makes a directory of its own with the name of the slot of what is at the path.
+    OccupySlot,
+    /// A stranger removes what it made.
+    VacateSlot,
+}
+
+impl Op {
+    pub fn needs_lock(self) -> bool {
+        matches!(self, Op::Renew | Op::Release)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Actor {
+    pub ops: Vec<Op>,
+    pub guard: Guard,
+    pub host: Option<&'static str>,
+    pub evict_dead: bool,
+}
+
+impl Actor {
+    pub fn new(ops: &[Op]) -> Self {
+        Actor { ops: ops.to_vec(), guard: Guard::Inherited, host: None, evict_dead: false }
+    }
+
+    pub fn without_guard(self) -> Self {
+        Actor { guard: Guard::None, ..self }
+    }
+
+    pub fn evicts_dead(self) -> Self {
+        Actor { evict_dead: true, ..self }
+    }
+}
+
+/// What is there at the beginning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Given {
+    /// The lock of a holder that is dead, of this age in milliseconds.
+    Epoch { age_ms: u64 },
+    /// A lock whose maker died before it wrote the record.
+    Blank { age_ms: u64 },
+    /// The slot of the given epoch, empty, or with the claims of so many enders that died.
+    Slot { claims: u64 },
+    /// Something of a stranger's with the name of the given epoch's slot.
+    Stranger(Occupant),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Occupant {
+    Directory,
+    File,
+    Symlink,
+    /// A directory that holds the highest claim there can be.
+    LastClaim,
+    /// A directory that looks as if the epoch had ended.
+    Ended,
+}
+
+/// A call that fails whenever it is made.
+#[derive(Clone, Copy, Debug)]
+pub struct Fault {
+    pub call: &'static str,
+    pub name_has: &'static str,
+    pub errno: Errno,
+}
+
+impl Fault {
+    pub fn hits(&self, call: &Call<'_>) -> bool {
+        call.call == self.call && call.name.to_string_lossy().contains(self.name_has)
+    }
+}
+
+/// How much may happen besides the actors' own steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Budget {
+    /// Actors that die.
+    pub deaths: u8,
+    /// Times that everything turns old.
+    pub ages: u8,
+    /// Times that every quarantine turns reclaimable.
+    pub reclaims: u8,
+    /// Times that the wall clock is set back by an hour.
+    pub set_backs: u8,
+}
+
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    pub name: String,
+    pub actors: Vec<Actor>,
+    pub given: Vec<Given>,
+    pub budget: Budget,
+    /// Preemptions in one schedule, at most; `None`: all schedules.
+    pub bound: Option<u8>,
+    /// Nobody stalls longer than the reclaim age between two adjacent calls.
+    pub timed: bool,
+    /// The boot clocks move with the wall clock: time passes, rather than a clock being set.
+    pub moves_boot: bool,
+    pub faults: Vec<Fault>,
+    pub leave_out: Vec<Step>,
+}
+
+impl Scenario {
+    /// All schedules of `actors` on one host, with at most one death.
+    pub fn new(name: &str, actors: Vec<Actor>) -> Self {
+        Scenario {
+            name: name.into(),
+            actors,
+            given: Vec::new(),
+            budget: Budget { deaths: 1, ..Budget::default() },
+            bound: None,
+            timed: false,
+            moves_boot: false,
+            faults: Vec::new(),
+            leave_out: Vec::new(),
+        }
+    }
+
+    pub fn given(self, given: &[Given]) -> Self {
+        Scenario { given: given.to_vec(), ..self }
+    }
+
+    pub fn deaths(mut self, deaths: u8) -> Self {
+        self.budget.deaths = deaths;
+        self
+    }
+
+    pub fn ages(mut self, ages: u8) -> Self {
+        self.budget.ages = ages;
+        self
+    }
+
+    pub fn reclaims(mut self, reclaims: u8) -> Self {
+        self.budget.reclaims = reclaims;
+        self
+    }
+
+    pub fn set_backs(mut self, set_backs: u8) -> Self {
+        self.budget.set_backs = set_backs;
+        self
+    }
+
+    pub fn bound(self, preemptions: u8) -> Self {
+        Scenario { bound: Some(preemptions), ..self }
+    }
+
+    /// Time passes on all clocks, rather than one being set forward.
+    pub fn time_passes(self) -> Self {
+        Scenario { moves_boot: true, ..self }
+    }
+
+    /// Each actor on a host of its own: they share the directory, and not its locks. What is promised then
+    /// is promised within a bound on stalls.
+    pub fn on_hosts(mut self) -> Self {
+        const HOSTS: [&str; 3] = ["a", "b", "c"];
+        for (actor, host) in self.actors.iter_mut().zip(HOSTS) {
+            actor.host = Some(host);
+        }
+        Scenario { timed: true, moves_boot: true, ..self }
+    }
+
+    pub fn fault(mut self, call: &'static str, name_has: &'static str, errno: Errno) -> Self {
+        self.faults.push(Fault { call, name_has, errno });
+        self
+    }
+
+    pub fn without(self, step: Step) -> Self {
+        Scenario { leave_out: vec![step], ..self }
+    }
+
+    pub fn is_one_host(&self) -> bool {
+        self.actors.iter().all(|actor| actor.host.is_none())
+    }
+
+    pub fn has_faults(&self) -> bool {
+        !self.faults.is_empty()
+    }
+
+    /// Whether something may be left behind that is not ours to remove.
+    pub fn has_strangers(&self) -> bool {
+        self.given.iter().any(|given| matches!(given, Given::Stranger(_)))
+            || self.actors.iter().any(|actor| actor.ops.contains(&Op::OccupySlot))
+    }
+}
+
+/// Whether a call is no step of its own: nobody else can see it, or be seen by it.
+pub fn is_private(call: &Call<'_>) -> bool {
+    matches!(call.call, "open" | "fsync")
+}
