@@ -197,7 +197,7 @@ fn it_is_always_a_valid_document_while_locks_come_and_go() {
     let body = "i=0; while [ $i -lt 1000 ]; do i=$((i+1)); \"$SHIPPED\" inspect --json . || exit; \
                 \"$SHIPPED\" inspect --json a.lock b.lock || exit; done";
     let poll = sandbox.sh(body).env("SHIPPED", crate::harness::shipped()).start();
-    let finished = poll.wait_within(Duration::from_secs(120)).unwrap_or_else(|_| panic!("it did not end"));
+    let finished = poll.wait_within(Duration::from_secs(600)).unwrap_or_else(|_| panic!("it did not end"));
     finished.exited(0).silent();
     let mut states = std::collections::BTreeMap::new();
     let mut count = 0;

@@ -11,10 +11,13 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
+
 use crate::cases_end::plant_slot;
 use crate::harness::{
     Running, Sandbox, Snapshot, age, eventually, inode, plant, plant_bytes, planted, shipped, slots, tree,
 };
+use crate::ops_break::stopped_at;
 
 /// Reads the counter, dawdles where a rival would come between, writes it back; says that it was inside.
 const INCREMENT: &str =
@@ -182,11 +185,16 @@ fn forced_breaks_end_exactly_the_holds_that_report_their_loss() {
     let force = "while [ ! -e stop ]; do \"$SHIPPED\" break --force \"$L\" 2>/dev/null; sleep 0.$0; done";
     let breakers: Vec<Running> =
         ["3", "5", "7", "8"].map(|pause| sandbox.sh(force).arg(pause).env("SHIPPED", shipped()).start()).into();
-    eventually("enough holds have ended both ways", || {
+    let begun = Instant::now();
+    loop {
         let ends = words(&sandbox, "ends.");
         let lost = ends.iter().filter(|end| end.starts_with("76 ")).count();
-        if lost >= 10 && ends.len() - lost >= 10 { Ok(()) } else { Err((ends.len(), lost)) }
-    });
+        if lost >= 10 && ends.len() - lost >= 10 {
+            break;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(300), "only {lost} of {} holds were broken", ends.len());
+        std::thread::sleep(Duration::from_millis(20));
+    }
     fs::write(sandbox.path("stop"), "").expect("stop");
     let outputs: Vec<String> = breakers.into_iter().map(|breaker| breaker.wait().out()).collect();
     holders.into_iter().for_each(|holder| drop(holder.wait()));
@@ -206,34 +214,34 @@ fn forced_breaks_end_exactly_the_holds_that_report_their_loss() {
     println!("{} holds, {} broken", ends.len(), broken.len());
 }
 
-/// A break of a stale lock that is held up for three seconds after its look into the slot, and a
-/// contender that is held up there for one: it ends the epoch, is granted the lock and holds it when the
-/// break goes on. Says whether its lock is still there then, and how the break ended.
+/// A break of a stale lock is stopped when it has looked into the slot and found it empty; a contender
+/// comes, and the break goes on once that one is inside, or waits. Says whether the contender's lock was
+/// left alone, and how the break ended.
 fn late_break(leave_out: &str) -> (bool, Option<i32>) {
     let sandbox = Sandbox::new();
     plant(&sandbox.lock(), &planted(60_000), 300_000);
-    let hold_up = |ms: u32| format!("inject=getdents64:delay_exit={ms}000:when=1");
-    let trace = |run: crate::harness::Run<'_>, ms: u32| {
-        let inject = hold_up(ms);
-        run.leave_out(leave_out).traced(&sandbox.io_path("strace"), &["-e", "trace=getdents64", "-e", &inject]).start()
-    };
-    let breaker = trace(sandbox.withlock().arg("break").lock(), 3_000);
-    eventually("the break has made the slot", || {
-        if slots(&sandbox.lock()).is_empty() { Err(sandbox.names()) } else { Ok(()) }
-    });
+    let breaker = stopped_at(sandbox.withlock().leave_out(leave_out).arg("break").lock(), "getdents64");
+    assert_eq!(slots(&sandbox.lock()).len(), 1, "the break has made the slot");
     let mut gate = sandbox.gate();
-    let run = sandbox.withlock().args(["-w", "60", "--on-lost", "warn"]).lock().sh(gate.script());
-    let contender = trace(run, 1_000);
-    let is_inside = gate.somebody_within(Duration::from_millis(2_500));
+    let run = sandbox.withlock().leave_out(leave_out).args(["-w", "60", "--on-lost", "warn"]).lock();
+    let contender = run.sh(gate.script()).start();
+    let mut is_inside = false;
+    if leave_out.is_empty() {
+        assert!(!gate.somebody_within(Duration::from_millis(500)), "the break has the guard");
+    } else {
+        gate.wait_inside();
+        is_inside = true;
+    }
     let held = inode(&sandbox.lock());
+    breaker.send(Signal::SIGCONT);
     let finished = breaker.wait();
     if !is_inside {
         gate.wait_inside();
     }
     let kept = !is_inside || inode(&sandbox.lock()) == held;
     gate.open();
-    contender.wait();
-    (kept, finished.code())
+    let ended = contender.wait();
+    (kept && ended.code() == Some(0), finished.code())
 }
 
 #[test]

@@ -76,9 +76,9 @@ fn similar_things(sandbox: &Sandbox) -> Vec<(PathBuf, &'static str, &'static str
     all.push((short, "not-ours", "its name is not exactly a quarantine's"));
     all.push((plant_slot(&sandbox.path("b.lock"), 1_000, HOUR_MS), "another-lock", "it is another lock's"));
     all.push((plant_slot(&sandbox.path("xa.lock"), 1_000, HOUR_MS), "another-lock", "it is another lock's"));
-    all.push((plant_slot(&lock, 60_000, 33_000), "young", "reclaimable in 3"));
+    all.push((plant_slot(&lock, HOUR_MS, 33_000), "young", "reclaimable in 5"));
     // Old by the time in its name, which is older by the owner's lifetime, but ended just now.
-    let long_lived = plant_slot(&lock, 1_000, HOUR_MS);
+    let long_lived = plant_slot(&lock, HOUR_MS, 2 * HOUR_MS);
     age(&long_lived, 0);
     all.push((long_lived, "young", "reclaimable in "));
     for (path, fate, _) in &all {
@@ -199,7 +199,7 @@ fn the_steps_that_keep_a_quarantine_are_each_needed() {
     // The negative controls of the tests above.
     for (leave_out, expected) in [("reclaim-age", "young"), ("reclaim-guard", "guarded"), ("reclaim-live", "live")] {
         let sandbox = Sandbox::new();
-        let slot = plant_slot(&sandbox.lock(), 1_000, if expected == "young" { 0 } else { HOUR_MS });
+        let slot = plant_slot(&sandbox.lock(), 60_000, if expected == "young" { 0 } else { HOUR_MS });
         if expected == "live" {
             let record = crate::harness::record(&slot.join("lock")).expect("a record");
             fs::remove_file(slot.join("lock")).expect("rm");
