@@ -23,7 +23,7 @@ use super::claim::Sealed;
 use super::end::{Basis, End, Ending, VETO_PATIENCE_MS, end, take_guard};
 use super::held::{FileHeld, Mine};
 use super::place::{Epoch, Known, Place, Seen};
-use super::reserve::{DEFAULT_RESERVE_WAIT_MS, Numbers};
+use super::reserve::Numbers;
 use super::{Attempt, Busy, Fault, NotReleased, Offer, Store, reclaim};
 
 /// The longest a waiter sleeps without a look, in milliseconds: the backstop for what no guard tells (a
@@ -188,8 +188,10 @@ impl FileStore {
         if numbers.is_locked_by(&self.place)? {
             return numbers.next_under_lock().map(Some);
         }
-        // Not for long: our own lease runs already. The token grows without that lock as well.
-        let patience_ms = DEFAULT_RESERVE_WAIT_MS.min(renew_every_ms(offer.ttl_ms) / 2);
+        // Not for long: our own lease runs already, and others wait for us. The token grows without that
+        // lock as well; all that is missed is to note how far the numbers are.
+        const PATIENCE_MS: u64 = 200;
+        let patience_ms = PATIENCE_MS.min(renew_every_ms(offer.ttl_ms) / 2);
         numbers.next_meanwhile(patience_ms).map(|reserved| Some(reserved.number))
     }
 

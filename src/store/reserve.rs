@@ -82,7 +82,7 @@ impl Numbers {
 
     /// The same for a caller who has a lock of its own in its hands: no signal ends it while it waits.
     pub(super) fn next_meanwhile(&mut self, patience_ms: u64) -> Result<Reserved, Fault> {
-        const PACE_MS: u64 = 10;
+        const PACE_MS: u64 = 4;
         let lock = self.take_lock(patience_ms, |_, _, left_ms| {
             sleep::pause(random::jittered_ms(PACE_MS.min(left_ms)));
             Ok(())

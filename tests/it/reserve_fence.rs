@@ -5,7 +5,7 @@ use std::path::Path;
 use nix::sys::signal::Signal;
 
 use crate::harness::{
-    Finished, Gate, Run, Sandbox, descendants, eventually, plant, plant_bytes, planted, record, send, slots,
+    Finished, Gate, Run, Running, Sandbox, descendants, eventually, plant, plant_bytes, planted, record, send, slots,
 };
 use crate::reserve_numbers::numbers;
 
@@ -57,6 +57,65 @@ fn a_token_is_larger_than_every_number_handed_out_before_it() {
     let reserved = sandbox.withlock().args(["reserve", "numbers"]).run();
     assert_eq!(reserved.out(), "44\n");
     assert_eq!(token(&sandbox), 45);
+}
+
+/// Eight loops take the lock in turn, and each hold writes its token below the last one's; meanwhile
+/// others reserve numbers in the same directory, so that some tokens are had without its lock.
+fn tokens_in_order_of_holds(hold: &str) -> Vec<u64> {
+    let sandbox = Sandbox::in_memory();
+    numbers(&sandbox);
+    let text = format!("i=0; while [ $i -lt 10 ]; do i=$((i+1)); {hold} || exit; done");
+    let holders: Vec<Running> = (0..8).map(|_| sandbox.sh(&text).start()).collect();
+    let reserving = "while [ ! -e stop ]; do \"$WL\" reserve --wait 0 numbers >/dev/null 2>&1 || exit; done";
+    let others: Vec<Running> = (0..2).map(|_| sandbox.sh(reserving).start()).collect();
+    for finished in holders.into_iter().map(Running::wait) {
+        finished.exited(0).silent();
+    }
+    std::fs::write(sandbox.path("stop"), "").expect("a file");
+    for finished in others.into_iter().map(Running::wait) {
+        finished.exited(0);
+    }
+    let order = std::fs::read_to_string(sandbox.path("order")).expect("tokens");
+    order.lines().map(|line| line.parse().expect("a token")).collect()
+}
+
+#[test]
+fn tokens_grow_in_the_order_of_the_holds_whoever_else_takes_numbers() {
+    let hold = "\"$WL\" -q --fence numbers \"$L\" -- /bin/sh -c 'echo $WITHLOCK_FENCE >>order'";
+    let tokens = tokens_in_order_of_holds(hold);
+    assert_eq!(tokens.len(), 80);
+    assert!(tokens.is_sorted_by(|earlier, later| earlier < later), "{tokens:?}");
+}
+
+#[test]
+fn numbers_that_are_reserved_before_the_lock_is_had_are_not_in_the_order_of_the_holds() {
+    let hold = "n=$(\"$WL\" reserve numbers 2>/dev/null) && \"$WL\" -q \"$L\" -- /bin/sh -c \"echo $n >>order\"";
+    let numbers = tokens_in_order_of_holds(hold);
+    assert_eq!(numbers.len(), 80);
+    assert!(!numbers.is_sorted(), "in order by luck: the test has no power");
+}
+
+#[test]
+fn a_signal_while_the_token_is_waited_for_does_not_leak_the_lock() {
+    let sandbox = Sandbox::new();
+    numbers(&sandbox);
+    let mut gate = sandbox.gate();
+    let holder = sandbox.withlock().arg("numbers/lock").sh(gate.script()).start();
+    gate.wait_inside();
+    // The wait is short: on a busy machine the signal may come too late for it, and is sent again.
+    let was_in_time = (0..100).any(|_| {
+        let waiting = sandbox.withlock().args(["--fence", "numbers"]).lock().args(["--", "sleep", "600"]).start();
+        eventually("it has created its lock", || if sandbox.lock().exists() { Ok(()) } else { Err(()) });
+        waiting.send(Signal::SIGTERM);
+        let was_in_time = record(&sandbox.lock()).is_none();
+        // It is handed to the command, once there is one.
+        waiting.wait().exited(128 + 15).silent();
+        assert_eq!(sandbox.names(), ["numbers"]);
+        was_in_time
+    });
+    assert!(was_in_time, "no signal came while the token was waited for");
+    gate.open();
+    holder.wait().exited(0);
 }
 
 #[test]
