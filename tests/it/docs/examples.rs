@@ -158,7 +158,7 @@ fn a_script_that_locks_a_part_of_itself_keeps_others_out_of_it_and_a_killed_one_
     stage.sandbox.withlock().arg("-n").arg(&lock).args(["--", "true"]).run().exited(75);
     first.send(nix::sys::signal::Signal::SIGKILL);
     first.wait();
-    stage.sandbox.withlock().args(["-w", "10s"]).arg(&lock).args(["--", "true"]).run().exited(0);
+    stage.sandbox.withlock().args(["-w", "30s"]).arg(&lock).args(["--", "true"]).run().exited(0);
     let alone = stage.with_path(stage.sandbox.program(stage.script("alone", &example))).run();
     assert_eq!(alone.exited(0).silent().out(), "nobody else is here\n");
     assert_eq!(record(&lock), None);
@@ -200,7 +200,8 @@ fn of_many_that_want_a_fresh_token_one_fetches_it() {
         let _ = std::fs::remove_file(stage.sandbox.path("fetched"));
         let copies: Vec<_> = (0..8).map(|_| stage.shell(&example).start()).collect();
         for copy in copies {
-            copy.wait().exited(0).silent();
+            // On a busy machine a wait is long enough to be spoken of.
+            copy.wait().exited(0);
         }
         let read = |name: &str| std::fs::read_to_string(stage.sandbox.path(name)).expect("a file");
         assert_eq!((read("token"), read("fetched")), ("a-token\n".into(), "fetched\n".into()));
