@@ -386,7 +386,7 @@ impl FileHeld {
                     self.give_up();
                     return Ok(false);
                 }
-                Ok(Renewal::Failed(_)) => late = true,
+                Ok(Renewal::Failed(_) | Renewal::Pending) => late = true,
                 Err(errno) => {
                     self.give_up();
                     return Err(self.place.io("verify it", errno));
@@ -506,6 +506,13 @@ impl Store for FileStore {
 
     fn absolute_name(&self) -> Result<OsString, Fault> {
         self.place.absolute()
+    }
+
+    fn caveat(&self) -> Option<String> {
+        (!self.place.file_system.local).then(|| {
+            "not a local file system: other hosts do not see the guard; mount it without look-up and attribute caches"
+                .into()
+        })
     }
 }
 

@@ -12,13 +12,14 @@ mod place;
 pub mod reclaim;
 pub mod reserve;
 
-use std::ffi::OsString;
-use std::os::fd::RawFd;
+use std::ffi::{OsStr, OsString};
+use std::os::fd::{BorrowedFd, RawFd};
 
 use crate::machine::Renewal;
 use crate::record::{Guard, Nonce, Record};
 use crate::sys::keeper::Alarm;
 use crate::sys::lookout::Word;
+use crate::sys::signal::OnEntry;
 
 pub use end::{Basis, End, Ending, end};
 pub use fault::Fault;
@@ -82,6 +83,11 @@ pub trait Store {
 
     /// The lock's name, absolute, as COMMAND is told it.
     fn absolute_name(&self) -> Result<OsString, Fault>;
+
+    /// What somebody who wants to be told everything should know about this place.
+    fn caveat(&self) -> Option<String> {
+        None
+    }
 }
 
 /// How a release ended, if not well.
@@ -91,6 +97,15 @@ pub enum NotReleased {
     Lost(String),
     /// It is still ours and could not be given back.
     Failed(Fault),
+}
+
+/// What a store tells of a lock when it learns it, rather than when it is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum News {
+    /// The answer to a renewal that was pending.
+    Renewed(Renewal),
+    /// The lock is not ours any more; what was found instead.
+    Lost(String),
 }
 
 /// A lock that is ours. Dropping it gives nothing back: the lock expires after its ttl, as after a
@@ -103,18 +118,38 @@ pub trait Held: std::fmt::Debug {
     fn fence(&self) -> Option<u64>;
     /// When the grant was begun, by the boot clock: the lease counts from here.
     fn granted_boot_ms(&self) -> u64;
+    /// The lease that was granted, in milliseconds: what was asked for, or more.
+    fn ttl_ms(&self) -> u64;
     /// The guard's descriptor that COMMAND is to inherit, if any.
     fn inherited_guard(&self) -> Option<RawFd>;
     /// Whether contenders are possible that do not see our guard.
     fn may_be_unseen(&self) -> bool;
-    /// Renews the lease.
+    /// Renews the lease, without waiting for anybody: [`Renewal::Pending`] where its answer comes later,
+    /// as news.
     fn renew(&mut self) -> Renewal;
-    /// A cheap look whether the lock is still there; `Some` says what was found instead.
+    /// A cheap look whether the lock is still there, without waiting either; `Some` says what was found
+    /// instead.
     fn look(&mut self) -> Option<String>;
     /// Tells at once when the lock may have been taken away, where this host can.
     fn alarm(&self) -> Option<Alarm> {
         None
     }
+    /// Readable while there is news.
+    fn news_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+    /// What has been learnt since it was last asked.
+    fn news(&mut self) -> Option<News> {
+        None
+    }
+    /// This process is a fork of the one that was granted the lock: whatever that one had running beside
+    /// it is not here.
+    fn after_fork(&mut self) {}
     /// Gives the lock back. `Ok` may carry a remark for people.
     fn release(self: Box<Self>) -> Result<Option<String>, NotReleased>;
+}
+
+/// The store that a LOCK names, for a contender.
+pub fn open(lock: &OsStr, parents: bool, on_entry: &OnEntry) -> Result<Box<dyn Store>, Fault> {
+    Ok(Box::new(FileStore::open(lock, parents, on_entry)?))
 }
