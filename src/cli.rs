@@ -96,6 +96,23 @@ pub struct Terms {
     pub label: Option<OsString>,
 }
 
+/// How to reach a lock that lives in etcd.
+#[derive(Debug, Default, Args)]
+pub struct Service {
+    /// Certificates that the etcd servers are to be trusted by (etcds://), PEM
+    #[arg(long, value_name = "FILE")]
+    pub etcd_cacert: Option<OsString>,
+    /// The certificate to show to etcd, PEM
+    #[arg(long, value_name = "FILE", requires = "etcd_key")]
+    pub etcd_cert: Option<OsString>,
+    /// Its key, PEM
+    #[arg(long, value_name = "FILE", requires = "etcd_cert")]
+    pub etcd_key: Option<OsString>,
+    /// USER:PASSWORD for etcd, in a file (or WITHLOCK_ETCD_USER and WITHLOCK_ETCD_PASSWORD)
+    #[arg(long, value_name = "FILE")]
+    pub etcd_credentials: Option<OsString>,
+}
+
 /// How talkative to be.
 #[derive(Debug, Default, Args)]
 pub struct Talk {
@@ -142,11 +159,14 @@ pub struct Run {
     pub reentrant: bool,
     #[command(flatten)]
     #[allow(missing_docs)]
+    pub service: Service,
+    #[command(flatten)]
+    #[allow(missing_docs)]
     pub talk: Talk,
     /// Run TEXT through sh -c
     #[arg(short = 'c', long = "command", value_name = "TEXT", conflicts_with = "argv")]
     pub shell_text: Option<OsString>,
-    /// The lock file
+    /// The lock file, or etcd://HOST:PORT[,HOST:PORT...]/KEY
     #[arg(value_name = "LOCK", required = true)]
     pub lock: OsString,
     /// What to run, with its arguments

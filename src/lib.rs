@@ -173,6 +173,7 @@
 //! | [`sys`] | the only home of `nix` and `unsafe`; [`sys::hook`] is the tests' hold on every system call |
 //! | `command` | one page for each command |
 
+pub mod address;
 pub mod cli;
 mod command;
 pub mod exit;

@@ -328,9 +328,8 @@ impl Machine {
             && now_ms >= give_up_ms
         {
             // Who wakes from a suspend renews first: as likely as not nobody else came meanwhile.
-            if self.terms.renew && self.renewal_begun_ms < give_up_ms {
-                self.renewal_begun_ms = now_ms;
-                return vec![Action::Renew];
+            if self.terms.renew && !self.renewing && self.renewal_begun_ms < give_up_ms {
+                return vec![self.begin_renewal(now_ms)];
             }
             return self.give_up(now_ms);
         }
@@ -369,7 +368,7 @@ impl Machine {
                 // It took effect at some time after the renewal was begun: we may have stalled since, or
                 // have waited for whoever had to be asked.
                 self.last_confirmed_ms = self.renewal_begun_ms;
-                self.next_renewal_ms = self.renewal_begun_ms.saturating_add(renew_every_ms(ttl_ms));
+                self.next_renewal_ms = now_ms.saturating_add(renew_every_ms(ttl_ms));
                 self.warned = false;
                 Vec::new()
             }
@@ -440,8 +439,12 @@ impl Machine {
     /// touch.
     fn give_up_ms(&self) -> Option<u64> {
         let ttl_ms = self.terms.ttl_ms?;
+        let due_ms = self.last_confirmed_ms.saturating_add(give_up_after_ms(ttl_ms, self.terms.kill_after_ms));
+        // A renewal that was begun only now, on waking, is given a part of the grace for its answer.
+        let answer_ms = kill_grace_ms(ttl_ms, self.terms.kill_after_ms) / 8;
+        let woke = self.renewing && self.renewal_begun_ms >= due_ms;
         (self.terms.may_be_unseen && !self.lost && self.ending.is_none())
-            .then(|| self.last_confirmed_ms.saturating_add(give_up_after_ms(ttl_ms, self.terms.kill_after_ms)))
+            .then(|| if woke { self.renewal_begun_ms.saturating_add(answer_ms) } else { due_ms })
     }
 }
 
@@ -518,6 +521,16 @@ mod tests {
     }
 
     #[test]
+    fn whoever_wakes_too_late_waits_for_the_answer_of_its_renewal_a_moment_only() {
+        let mut machine = machine(|terms| terms.may_be_unseen = true);
+        assert_eq!(machine.step(Event::Tick, 3_600_000), [Action::Renew]);
+        assert_eq!(machine.step(Event::Renewed(Renewal::Pending), 3_600_000), []);
+        assert_eq!(machine.step(Event::Tick, 3_601_249), [Action::Look]);
+        assert!(matches!(machine.step(Event::Tick, 3_601_250)[..], [Action::Say(_), ..]));
+        assert!(machine.step(Event::Tick, 3_601_251).contains(&Action::SignalTree(number::KILL)));
+    }
+
+    #[test]
     fn a_renewal_whose_answer_comes_later_counts_from_when_it_was_begun() {
         let mut machine = machine(|terms| terms.may_be_unseen = true);
         machine.step(Event::Looked(None), 19_500);
@@ -526,8 +539,8 @@ mod tests {
         assert_eq!(machine.step(Event::Tick, 21_000), [Action::Look], "one renewal at a time");
         assert_eq!(machine.step(signal(number::CONT, false), 21_001), [], "that one is on its way");
         assert_eq!(machine.step(Event::Renewed(Renewal::Confirmed), 24_000), []);
-        assert_eq!(machine.step(Event::Tick, 40_000), [Action::Renew], "a third after it was begun");
-        assert_eq!(machine.step(Event::Renewed(Renewal::Pending), 40_000), []);
+        assert_eq!(machine.step(Event::Tick, 44_000), [Action::Renew]);
+        assert_eq!(machine.step(Event::Renewed(Renewal::Pending), 44_000), []);
         let actions = machine.step(Event::Tick, 70_000);
         assert_eq!(actions[0], Action::Say("the lock expires in 10s and was not renewed; ending the command".into()));
     }

@@ -132,7 +132,7 @@ impl Job {
     fn prepare(plan: Plan, mut on_entry: OnEntry) -> anyhow::Result<(Self, Box<dyn Store>)> {
         let signals = Signals::open().map_err(|errno| System::new("open a signal descriptor", errno))?;
         on_entry.receive_child_statuses().map_err(|errno| System::new("reset SIGCHLD", errno))?;
-        let store = store::open(&plan.lock, plan.lease.parents, &on_entry)?;
+        let store = store::open(&plan.lock, plan.lease.parents, &plan.access, &on_entry)?;
         let lock = store.absolute_name()?;
         Ok((Job { plan, lock, signals, on_entry }, store))
     }
@@ -238,6 +238,10 @@ impl Job {
 
     fn program(&self, argv: &[OsString], mode: &Mode) -> Result<Program, Errno> {
         let mut set: Vec<(&str, OsString)> = vec![("WITHLOCK_LOCK", self.lock.clone())];
+        // So that `check` in COMMAND reaches the same service in the same way.
+        for (name, file) in self.plan.access.variables() {
+            set.extend(file.and_then(|file| process::absolute(file)).map(|file| (name, file)));
+        }
         let mut unset = Vec::new();
         let name = match mode {
             Mode::Locked { nonce, fence, is_new } => {

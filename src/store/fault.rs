@@ -42,6 +42,22 @@ pub enum Fault {
         /// The directory as the user gave it.
         path: Vec<u8>,
     },
+    /// The service that keeps the lock cannot be reached.
+    Unreachable {
+        /// The lock, or the file that was to tell how to reach it, as the user gave it.
+        path: Vec<u8>,
+        /// Which server, and what was wrong with it.
+        why: String,
+        /// Trying again does not help.
+        standing: bool,
+    },
+    /// The service that keeps the lock refused what is not a matter of permission.
+    Refused {
+        /// The lock as the user gave it.
+        path: Vec<u8>,
+        /// Which server, and what it said.
+        why: String,
+    },
     /// The system refused something other than the lock.
     System {
         /// What was being done.
@@ -52,13 +68,19 @@ pub enum Fault {
 }
 
 impl Fault {
+    /// Whether trying again may help: nothing is wrong with the request, only nobody answers.
+    pub fn may_pass(&self) -> bool {
+        matches!(self, Fault::Unreachable { standing: false, .. })
+    }
+
     /// The exit code that it leads to.
     pub fn exit(&self) -> Exit {
         match self {
             Fault::CannotTake { .. } | Fault::NoNumber { .. } => Exit::CannotTake,
             Fault::HasNumbers { .. } => Exit::Usage,
             Fault::NotPermitted { .. } => Exit::NotPermitted,
-            Fault::Io { .. } => Exit::Io,
+            Fault::Io { .. } | Fault::Refused { .. } => Exit::Io,
+            Fault::Unreachable { .. } => Exit::Unreachable,
             Fault::System { .. } => Exit::System,
         }
     }
@@ -76,6 +98,8 @@ impl Display for Fault {
             Fault::NoNumber { path } => {
                 write!(out, "{}: no number is left, {} was reached", Shown(path), u64::MAX)
             }
+            Fault::Unreachable { path, why, .. } => write!(out, "{}: cannot be reached: {why}", Shown(path)),
+            Fault::Refused { path, why } => write!(out, "{}: refused: {why}", Shown(path)),
             Fault::System { doing, errno } => write!(out, "cannot {doing}: {}", describe(*errno)),
         }
     }

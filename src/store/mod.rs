@@ -3,6 +3,8 @@
 
 mod claim;
 mod end;
+#[cfg(feature = "etcd")]
+mod etcd;
 mod fault;
 pub mod file;
 pub mod handed;
@@ -15,7 +17,9 @@ pub mod reserve;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{BorrowedFd, RawFd};
 
+use crate::address::is_address;
 use crate::machine::Renewal;
+use crate::options::Access;
 use crate::record::{Guard, Nonce, Record};
 use crate::sys::keeper::Alarm;
 use crate::sys::lookout::Word;
@@ -80,6 +84,9 @@ pub trait Store {
     /// Sleeps until the lock that was found `busy` may have become free, at most `for_ms`. If the sleep
     /// lasts so long, says `word` meanwhile; whether it did.
     fn wait(&mut self, busy: &Busy, for_ms: u64, word: Option<Word>) -> Result<bool, Fault>;
+
+    /// Sleeps a moment, at most `for_ms`, before a service that could not be asked is asked again.
+    fn pause(&mut self, _for_ms: u64) {}
 
     /// The lock's name, absolute, as COMMAND is told it.
     fn absolute_name(&self) -> Result<OsString, Fault>;
@@ -150,6 +157,20 @@ pub trait Held: std::fmt::Debug {
 }
 
 /// The store that a LOCK names, for a contender.
-pub fn open(lock: &OsStr, parents: bool, on_entry: &OnEntry) -> Result<Box<dyn Store>, Fault> {
+pub fn open(lock: &OsStr, parents: bool, access: &Access, on_entry: &OnEntry) -> Result<Box<dyn Store>, Fault> {
+    if is_address(lock) {
+        return service(lock, access, on_entry);
+    }
     Ok(Box::new(FileStore::open(lock, parents, on_entry)?))
+}
+
+#[cfg(feature = "etcd")]
+fn service(lock: &OsStr, access: &Access, on_entry: &OnEntry) -> Result<Box<dyn Store>, Fault> {
+    Ok(Box::new(etcd::EtcdStore::open(lock, access, on_entry)?))
+}
+
+#[cfg(not(feature = "etcd"))]
+fn service(lock: &OsStr, _access: &Access, _on_entry: &OnEntry) -> Result<Box<dyn Store>, Fault> {
+    let why = "this withlock was built without etcd (cargo feature `etcd`)".into();
+    Err(Fault::CannotTake { path: std::os::unix::ffi::OsStrExt::as_bytes(lock).to_vec(), why })
 }
