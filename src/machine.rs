@@ -2,7 +2,7 @@
 
 use crate::cli::OnLost;
 use crate::exit::{Exit, of_signal};
-use crate::lease::{give_up_after_ms, kill_grace_ms, renew_every_ms, retry_every_ms};
+use crate::lease::{give_up_after_ms, kill_grace_ms, kill_margin_ms, renew_every_ms, retry_every_ms};
 
 /// How often a holder looks whether the lock is still its own, besides renewing, in milliseconds.
 pub const LOOK_EVERY_MS: u64 = 1_000;
@@ -416,8 +416,8 @@ impl Machine {
         match self.terms.on_lost {
             OnLost::Warn => vec![Action::Say(format!("{line}; the command goes on"))],
             OnLost::Terminate => {
-                // A quarter less, so that KILL has done its work before the lease is over.
-                let grace_ms = kill_grace_ms(ttl_ms, self.terms.kill_after_ms).min(left_ms) / 4 * 3;
+                let margin_ms = kill_margin_ms(kill_grace_ms(ttl_ms, self.terms.kill_after_ms));
+                let grace_ms = left_ms.saturating_sub(margin_ms);
                 self.end_command(Ending::Lost, grace_ms, format!("{line}; ending the command"), now_ms)
             }
         }

@@ -51,11 +51,11 @@ pub enum Fault {
         /// Trying again does not help.
         standing: bool,
     },
-    /// The service that keeps the lock refused what is not a matter of permission.
-    Refused {
+    /// The service that keeps the lock did not do what it was asked, for other reasons than permission.
+    Service {
         /// The lock as the user gave it.
         path: Vec<u8>,
-        /// Which server, and what it said.
+        /// What it was asked, which server, and what that said.
         why: String,
     },
     /// The system refused something other than the lock.
@@ -79,7 +79,7 @@ impl Fault {
             Fault::CannotTake { .. } | Fault::NoNumber { .. } => Exit::CannotTake,
             Fault::HasNumbers { .. } => Exit::Usage,
             Fault::NotPermitted { .. } => Exit::NotPermitted,
-            Fault::Io { .. } | Fault::Refused { .. } => Exit::Io,
+            Fault::Io { .. } | Fault::Service { .. } => Exit::Io,
             Fault::Unreachable { .. } => Exit::Unreachable,
             Fault::System { .. } => Exit::System,
         }
@@ -90,7 +90,7 @@ impl Display for Fault {
     fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
         match self {
             Fault::CannotTake { path, why } => write!(out, "{}: cannot be locked: {why}", Shown(path)),
-            Fault::NotPermitted { path, why } => write!(out, "{}: {why}", Shown(path)),
+            Fault::NotPermitted { path, why } | Fault::Service { path, why } => write!(out, "{}: {why}", Shown(path)),
             Fault::Io { path, doing, errno } => write!(out, "{}: cannot {doing}: {}", Shown(path), describe(*errno)),
             Fault::HasNumbers { path } => {
                 write!(out, "{}: it has numbers already, --start is for an empty directory", Shown(path))
@@ -99,7 +99,6 @@ impl Display for Fault {
                 write!(out, "{}: no number is left, {} was reached", Shown(path), u64::MAX)
             }
             Fault::Unreachable { path, why, .. } => write!(out, "{}: cannot be reached: {why}", Shown(path)),
-            Fault::Refused { path, why } => write!(out, "{}: refused: {why}", Shown(path)),
             Fault::System { doing, errno } => write!(out, "cannot {doing}: {}", describe(*errno)),
         }
     }

@@ -13,6 +13,7 @@ pub mod look;
 mod place;
 pub mod reclaim;
 pub mod reserve;
+pub mod service;
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{BorrowedFd, RawFd};
@@ -30,6 +31,7 @@ pub use fault::Fault;
 pub use file::FileStore;
 pub use held::FileHeld;
 pub use place::{Epoch, Known, Place, Seen};
+pub use service::Service;
 
 /// What a contender asks for.
 #[derive(Clone, Debug)]
@@ -159,18 +161,38 @@ pub trait Held: std::fmt::Debug {
 /// The store that a LOCK names, for a contender.
 pub fn open(lock: &OsStr, parents: bool, access: &Access, on_entry: &OnEntry) -> Result<Box<dyn Store>, Fault> {
     if is_address(lock) {
-        return service(lock, access, on_entry);
+        return open_service(lock, access, on_entry);
     }
     Ok(Box::new(FileStore::open(lock, parents, on_entry)?))
 }
 
 #[cfg(feature = "etcd")]
-fn service(lock: &OsStr, access: &Access, on_entry: &OnEntry) -> Result<Box<dyn Store>, Fault> {
+fn open_service(lock: &OsStr, access: &Access, on_entry: &OnEntry) -> Result<Box<dyn Store>, Fault> {
     Ok(Box::new(etcd::EtcdStore::open(lock, access, on_entry)?))
 }
 
 #[cfg(not(feature = "etcd"))]
-fn service(lock: &OsStr, _access: &Access, _on_entry: &OnEntry) -> Result<Box<dyn Store>, Fault> {
+fn open_service(lock: &OsStr, _access: &Access, _on_entry: &OnEntry) -> Result<Box<dyn Store>, Fault> {
+    Err(built_without(lock))
+}
+
+/// The service that a LOCK or a prefix of locks names, for operators and scripts; `None`: it is a path.
+pub fn service(lock: &OsStr, access: &Access, on_entry: &OnEntry) -> Result<Option<Box<dyn Service>>, Fault> {
+    if is_address(lock) { operate(lock, access, on_entry).map(Some) } else { Ok(None) }
+}
+
+#[cfg(feature = "etcd")]
+fn operate(lock: &OsStr, access: &Access, on_entry: &OnEntry) -> Result<Box<dyn Service>, Fault> {
+    Ok(Box::new(etcd::EtcdService::open(lock, access, on_entry)?))
+}
+
+#[cfg(not(feature = "etcd"))]
+fn operate(lock: &OsStr, _access: &Access, _on_entry: &OnEntry) -> Result<Box<dyn Service>, Fault> {
+    Err(built_without(lock))
+}
+
+#[cfg(not(feature = "etcd"))]
+fn built_without(lock: &OsStr) -> Fault {
     let why = "this withlock was built without etcd (cargo feature `etcd`)".into();
-    Err(Fault::CannotTake { path: std::os::unix::ffi::OsStrExt::as_bytes(lock).to_vec(), why })
+    Fault::CannotTake { path: std::os::unix::ffi::OsStrExt::as_bytes(lock).to_vec(), why }
 }

@@ -11,6 +11,16 @@ mod cases_waiting;
 mod contention;
 mod cron;
 mod docs;
+#[cfg(feature = "etcd")]
+mod etcd_access;
+#[cfg(feature = "etcd")]
+mod etcd_contention;
+#[cfg(feature = "etcd")]
+mod etcd_partition;
+#[cfg(feature = "etcd")]
+mod etcd_peers;
+#[cfg(feature = "etcd")]
+mod etcd_run;
 mod evict_dead;
 mod explorer;
 mod frugal;

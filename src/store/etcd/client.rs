@@ -3,7 +3,7 @@
 //! A request that got no answer may still have been carried out. Whatever is asked here must therefore be
 //! safe to ask twice, and the answer says whether it may have been.
 
-use std::io::BufRead;
+use std::io::{BufRead, ErrorKind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -35,6 +35,8 @@ pub(super) struct Client(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     agent: Agent,
+    /// A connection that is lent to a watch is not there for what the watch will lead to.
+    watching_agent: Agent,
     scheme: &'static str,
     endpoints: Vec<String>,
     /// The endpoint that answered last.
@@ -83,6 +85,8 @@ enum Said<T> {
         why: String,
         standing: bool,
         may_be_done: bool,
+        /// The connection broke.
+        broken: bool,
     },
     No(wire::Error),
 }
@@ -95,13 +99,16 @@ impl Client {
             // The environment's proxies are for the world outside.
             .proxy(None)
             .no_delay(true)
+            .max_idle_age(Duration::from_secs(600))
             .user_agent("")
             .accept_encoding("");
         if let Some(tls) = tls {
             config = config.tls_config(tls);
         }
+        let config = config.build();
         Client(Arc::new(Shared {
-            agent: config.build().into(),
+            agent: config.clone().into(),
+            watching_agent: config.into(),
             scheme: if address.tls { "https" } else { "http" },
             endpoints: address.endpoints.clone(),
             current: AtomicUsize::new(0),
@@ -124,6 +131,12 @@ impl Client {
             let endpoint = &self.0.endpoints[index];
             let mut sent_boot_ms = boot_ms();
             let mut said = self.ask_one(endpoint, path, question, patience_ms);
+            if matches!(said, Said::Nothing { broken: true, .. }) {
+                // An old connection that the server has closed meanwhile says nothing about the server.
+                repeated = true;
+                sent_boot_ms = boot_ms();
+                said = self.ask_one(endpoint, path, question, patience_ms);
+            }
             if let Said::No(error) = &said
                 && error.code == code::UNAUTHENTICATED
             {
@@ -137,7 +150,7 @@ impl Client {
                     self.0.current.store(index, Ordering::Relaxed);
                     return Ok(Answer { value, sent_boot_ms, repeated });
                 }
-                Said::Nothing { why, standing, may_be_done } => {
+                Said::Nothing { why, standing, may_be_done, .. } => {
                     complaints.push(format!("{endpoint}: {why}"));
                     all_standing &= standing;
                     repeated |= may_be_done;
@@ -168,7 +181,17 @@ impl Client {
         if let Some(token) = token {
             request = request.header("Authorization", token);
         }
-        let request = request.config().timeout_global(Some(Duration::from_millis(patience_ms))).build();
+        // Step by step rather than as a whole: with a limit on the whole a name is looked up in a thread of
+        // its own, also where it is a number.
+        let patience = Some(Duration::from_millis(patience_ms));
+        let request = request
+            .config()
+            .timeout_connect(patience)
+            .timeout_send_request(patience)
+            .timeout_send_body(patience)
+            .timeout_recv_response(patience)
+            .timeout_recv_body(patience)
+            .build();
         let answer = request.send(question.to_string().as_bytes());
         let (status, content) = match answer.and_then(|mut answer| {
             let content = answer.body_mut().with_config().limit(MAX_ANSWER_BYTES).read_to_vec()?;
@@ -178,7 +201,9 @@ impl Client {
             Err(error) => return nothing(&error, patience_ms),
         };
         match error_in(&content) {
-            Some(error) if may_pass(&error) => Said::Nothing { why: error.message, standing: false, may_be_done: true },
+            Some(error) if may_pass(&error) => {
+                Said::Nothing { why: error.message, standing: false, may_be_done: true, broken: false }
+            }
             Some(error) => Said::No(error),
             None => match serde_json::from_slice(&content) {
                 Ok(value) if status == 200 => Said::Yes(value),
@@ -186,6 +211,7 @@ impl Client {
                     why: format!("it does not answer like etcd (HTTP status {status})"),
                     standing: true,
                     may_be_done: false,
+                    broken: false,
                 },
             },
         }
@@ -202,7 +228,7 @@ impl Client {
                 Said::No(error) if error.message.contains("authentication is not enabled") => return Ok(None),
                 Said::No(error) => return Err(Said::No(error)),
                 Said::Nothing { why, standing, .. } => {
-                    return Err(Said::Nothing { why, standing, may_be_done: false });
+                    return Err(Said::Nothing { why, standing, may_be_done: false, broken: false });
                 }
             }
         }
@@ -211,6 +237,11 @@ impl Client {
 
     fn forget_token(&self) {
         *self.0.token.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// How many endpoints there are.
+    pub(super) fn endpoint_count(&self) -> u64 {
+        self.0.endpoints.len().max(1) as u64
     }
 
     /// Which endpoint answered last.
@@ -224,7 +255,7 @@ impl Client {
         let Ok(token) = self.token::<()>(endpoint, PATIENCE_MS) else { return };
         let mut request = self
             .0
-            .agent
+            .watching_agent
             .post(format!("{}://{endpoint}/v3/watch", self.0.scheme))
             // A member that is cut off from the others ends the stream rather than stay silent.
             .header("Grpc-Metadata-hasleader", "true");
@@ -265,12 +296,16 @@ fn nothing<T>(error: &ureq::Error, patience_ms: u64) -> Said<T> {
         ureq::Error::Pem(error) => (format!("TLS: {error}"), true, false),
         ureq::Error::Io(error) => match error.raw_os_error().map(Errno::from_raw) {
             Some(errno) => (describe(errno).to_owned(), false, errno != Errno::ECONNREFUSED),
-            None if error.kind() == std::io::ErrorKind::InvalidData => (format!("TLS: {error}"), true, false),
+            None if error.kind() == ErrorKind::InvalidData => (format!("TLS: {error}"), true, false),
             None => (error.to_string(), false, true),
         },
         error => (error.to_string(), false, true),
     };
-    Said::Nothing { why, standing, may_be_done }
+    let broken = matches!(error, ureq::Error::Io(error) if matches!(
+        error.kind(),
+        ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::UnexpectedEof | ErrorKind::ConnectionAborted
+    ));
+    Said::Nothing { why, standing, may_be_done, broken }
 }
 
 /// An error in an answer, in whichever of its shapes.

@@ -11,6 +11,7 @@ use crate::options::Access;
 use crate::record::{Guard, Record, VERSION};
 use crate::store::{Attempt, Busy, Fault, Offer, Store};
 use crate::sys::clock::{boot_ms, wall_ms};
+use crate::sys::hook::{Step, left_out};
 use crate::sys::lookout::Word;
 use crate::sys::output;
 use crate::sys::process::Who;
@@ -23,7 +24,7 @@ use super::client::{Client, Failure, PATIENCE_MS};
 use super::ears::{Ears, Heard, Task};
 use super::held::EtcdHeld;
 use super::key::{Created, Epoch, Place, Rest, rest};
-use super::lease::{Lease, fresh_id, patience_ms};
+use super::lease::{Lease, fresh_id};
 use super::wire::{self, KeyValue, code};
 
 /// The longest a waiter relies on its watch, in milliseconds: a connection may have died in silence.
@@ -107,6 +108,9 @@ impl EtcdStore {
             }
             if !self.fatal.or_readable(task.descriptor(), 60_000) {
                 continue;
+            }
+            if left_out(Step::TakeBack) {
+                self.sleeper.let_signals_act();
             }
             progress.abandoned.store(true, Ordering::SeqCst);
             let (client, id) = (self.place.client.clone(), progress.id.load(Ordering::SeqCst));
@@ -268,7 +272,7 @@ impl Claim {
         let client = &self.place.client;
         let lease = match self.progress.lease() {
             Some(lease) if !lease.is_old() => return Ok(Some(lease)),
-            Some(lease) => lease.keep_alive(client, patience_ms(lease.ttl_ms))?,
+            Some(lease) => lease.keep_alive(client, PATIENCE_MS)?,
             None => Some(Lease::grant(client, self.progress.id.load(Ordering::SeqCst), self.ttl_ms)?),
         };
         self.progress.set_lease(lease);
@@ -279,12 +283,13 @@ impl Claim {
     /// the lock.
     fn transact(&self, lease: &Lease) -> Result<wire::Txn, Failure> {
         let key = &self.place.key;
+        let free = [wire::created_at(key, 0)];
         let question = wire::txn(
-            &[wire::created_at(key, 0)],
+            if left_out(Step::Exclusive) { &[] } else { &free },
             &[wire::put(key, &self.record.encode(), lease.id)],
             &[wire::read(key)],
         );
-        self.place.client.ask("kv/txn", &question, patience_ms(lease.ttl_ms)).map(|answer| answer.value)
+        self.place.client.ask("kv/txn", &question, PATIENCE_MS).map(|answer| answer.value)
     }
 
     fn is_ours(&self, found: &KeyValue) -> bool {

@@ -45,19 +45,18 @@ impl EtcdHeld {
 }
 
 impl Mine {
-    /// Keeps the lease alive, then looks at the key: an operator who breaks the lock takes the key and
-    /// leaves the lease.
-    pub(super) fn renew(&self, lease: Lease) -> Renewal {
+    /// Keeps the lease alive, then looks at the key: an operator who breaks the lock takes the key, and
+    /// the lease may outlive it.
+    pub(super) fn renew_or_fail(&self, lease: Lease) -> Result<Renewal, Failure> {
         let patience_ms = patience_ms(lease.ttl_ms);
-        match lease.keep_alive(&self.place.client, patience_ms) {
-            Ok(Some(_)) => match self.look(patience_ms) {
-                Ok(None) => Renewal::Confirmed,
-                Ok(Some(found)) => Renewal::Lost(found),
-                Err(failure) => Renewal::Failed(words(failure)),
-            },
-            Ok(None) => Renewal::Lost("its lease has run out or was revoked".into()),
-            Err(failure) => Renewal::Failed(words(failure)),
-        }
+        Ok(match lease.keep_alive(&self.place.client, patience_ms)? {
+            Some(_) => self.look(patience_ms)?.map_or(Renewal::Confirmed, Renewal::Lost),
+            None => Renewal::Lost("its lease has run out or was revoked".into()),
+        })
+    }
+
+    fn renew(&self, lease: Lease) -> Renewal {
+        self.renew_or_fail(lease).unwrap_or_else(|failure| Renewal::Failed(words(failure)))
     }
 
     /// What is at the key instead of ours.
@@ -78,9 +77,10 @@ impl Mine {
         let question =
             wire::txn(&[wire::created_at(key, self.create_revision)], &[wire::delete(key)], &[wire::read(key)]);
         let until_ms = boot_ms() + RELEASE_PATIENCE_MS;
+        let patience_ms = (RELEASE_PATIENCE_MS / self.place.client.endpoint_count()).max(300);
         let mut repeated = false;
         let txn = loop {
-            match self.place.client.ask::<wire::Txn>("kv/txn", &question, RELEASE_PATIENCE_MS) {
+            match self.place.client.ask::<wire::Txn>("kv/txn", &question, patience_ms) {
                 Ok(answer) => {
                     repeated |= answer.repeated;
                     break answer.value;
@@ -93,7 +93,9 @@ impl Mine {
                     // Perhaps the release was carried out; that the service cannot be reached is what is
                     // known. It is an error of the release, not a command that was not run.
                     let fault = match self.place.fault(failure) {
-                        Fault::Unreachable { path, why, .. } => Fault::Refused { path, why },
+                        Fault::Unreachable { path, why, .. } => {
+                            Fault::Service { path, why: format!("cannot be released: {why}") }
+                        }
                         fault => fault,
                     };
                     return Err(NotReleased::Failed(fault));

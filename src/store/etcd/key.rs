@@ -47,7 +47,7 @@ impl Place {
         match failure {
             Failure::Unreachable { why, standing } => Fault::Unreachable { path, why, standing },
             Failure::Denied(why) => Fault::NotPermitted { path, why: format!("no permission: {why}") },
-            Failure::Refused { why, .. } => Fault::Refused { path, why },
+            Failure::Refused { why, .. } => Fault::Service { path, why: format!("refused by {why}") },
         }
     }
 

@@ -13,6 +13,8 @@ mod ears;
 mod held;
 mod key;
 mod lease;
+mod operate;
 mod wire;
 
 pub(crate) use contender::EtcdStore;
+pub(crate) use operate::EtcdService;

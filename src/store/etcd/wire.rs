@@ -195,11 +195,6 @@ pub(super) fn range(key: &[u8]) -> Value {
     json!({"key": text(key)})
 }
 
-/// All keys that begin so; at most `limit`.
-pub(super) fn range_prefix(prefix: &[u8], limit: u32) -> Value {
-    json!({"key": text(prefix), "range_end": text(&end_of_prefix(prefix)), "limit": limit.to_string()})
-}
-
 /// The keys from `first` on that begin with `prefix`; at most `limit`.
 pub(super) fn range_from(first: &[u8], prefix: &[u8], limit: u32) -> Value {
     json!({"key": text(first), "range_end": text(&end_of_prefix(prefix)), "limit": limit.to_string()})
