@@ -208,6 +208,9 @@ pub struct Inspect {
     /// Print nothing; exit 0 free, 75 held (or guarded, contested, young), 79 stale, 73 no lock
     #[arg(short = 'q', long, conflicts_with = "json")]
     pub quiet: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub service: Service,
     /// Locks, or directories: every lock and quarantine in them
     #[arg(value_name = "PATH", required = true)]
     pub paths: Vec<OsString>,
@@ -225,9 +228,15 @@ pub struct Break {
     /// Why, for the record in the quarantine
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<OsString>,
+    /// Keep the ended lock's record for good (etcd; otherwise the service removes it when it is old)
+    #[arg(long)]
+    pub keep: bool,
     /// Say what would be done, do nothing
     #[arg(long)]
     pub dry_run: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub service: Service,
     /// The lock file
     #[arg(value_name = "LOCK")]
     pub lock: OsString,
@@ -245,6 +254,9 @@ pub struct Reclaim {
     /// Write JSON, one document
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub service: Service,
     /// Locks, or directories: every quarantine in them
     #[arg(value_name = "PATH", required = true)]
     pub paths: Vec<OsString>,
@@ -256,6 +268,9 @@ pub struct Check {
     /// The nonce (default: WITHLOCK_NONCE)
     #[arg(long, value_name = "N")]
     pub nonce: Option<String>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub service: Service,
     /// The lock (default: WITHLOCK_LOCK)
     #[arg(value_name = "LOCK")]
     pub lock: Option<OsString>,

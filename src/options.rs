@@ -144,7 +144,7 @@ impl Plan {
             let word = Shown::os(&run.lock);
             return usage(format!("options come after the subcommand {word}; a lock of that name is written ./{word}"));
         }
-        let access = access(run.service);
+        let access = access(&run.service);
         let lease = lease(run.terms)?;
         check_lock(&run.lock, &access)?;
         if is_address(&run.lock) {
@@ -173,12 +173,12 @@ impl Plan {
 }
 
 /// `--etcd-…`.
-pub fn access(service: Service) -> Access {
+pub fn access(service: &Service) -> Access {
     Access {
-        cacert: service.etcd_cacert,
-        cert: service.etcd_cert,
-        key: service.etcd_key,
-        credentials: service.etcd_credentials,
+        cacert: service.etcd_cacert.clone(),
+        cert: service.etcd_cert.clone(),
+        key: service.etcd_key.clone(),
+        credentials: service.etcd_credentials.clone(),
     }
 }
 
@@ -191,6 +191,15 @@ pub fn check_lock(lock: &OsStr, access: &Access) -> Result<(), Usage> {
     } else {
         usage("--etcd-cacert, --etcd-cert, --etcd-key and --etcd-credentials belong to a LOCK etcd://...")
     }
+}
+
+/// The same for paths, of which some may stand for many locks.
+pub fn check_paths(paths: &[OsString], access: &Access) -> Result<(), Usage> {
+    let mut addresses = paths.iter().filter(|path| is_address(path)).peekable();
+    if addresses.peek().is_none() {
+        return paths.iter().try_for_each(|path| check_lock(path, access));
+    }
+    addresses.try_for_each(|path| Address::parse(path).map(drop).map_err(Usage))
 }
 
 /// What of a lease has no meaning without files.

@@ -13,6 +13,7 @@ mod release;
 mod renew;
 mod reserve;
 mod run;
+mod service;
 mod view;
 
 use std::ffi::OsString;
@@ -96,7 +97,7 @@ fn subordinate(subcommand: Sub, on_entry: &OnEntry) -> anyhow::Result<u8> {
         Sub::Inspect(asked) => inspect::inspect(&asked, on_entry),
         Sub::Break(asked) => break_::break_lock(&asked, on_entry),
         Sub::Reclaim(asked) => reclaim::reclaim(&asked, on_entry),
-        Sub::Check(asked) => check::check(&asked),
+        Sub::Check(asked) => check::check(&asked, on_entry),
     }
 }
 
