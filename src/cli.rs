@@ -294,6 +294,9 @@ pub struct Acquire {
     /// Print lines for eval instead of the bare nonce
     #[arg(long, action = ArgAction::SetTrue)]
     pub export: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub service: Service,
     /// The lock file
     #[arg(value_name = "LOCK")]
     pub lock: OsString,
@@ -305,6 +308,9 @@ pub struct Renew {
     /// The nonce that acquire printed (default: WITHLOCK_NONCE)
     #[arg(long, value_name = "N")]
     pub nonce: Option<String>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub service: Service,
     /// The lock (default: WITHLOCK_LOCK)
     #[arg(value_name = "LOCK")]
     pub lock: Option<OsString>,
@@ -316,6 +322,9 @@ pub struct Release {
     /// The nonce that acquire printed (default: WITHLOCK_NONCE)
     #[arg(long, value_name = "N")]
     pub nonce: Option<String>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub service: Service,
     /// The lock (default: WITHLOCK_LOCK)
     #[arg(value_name = "LOCK")]
     pub lock: Option<OsString>,

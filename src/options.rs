@@ -146,10 +146,9 @@ impl Plan {
         }
         let access = access(&run.service);
         let lease = lease(run.terms)?;
-        check_lock(&run.lock, &access)?;
+        check_lease(&run.lock, &lease, &access)?;
         if is_address(&run.lock) {
             without_meaning(&[(run.close, "--close")])?;
-            check_service_lease(&lease)?;
         }
         Ok(Plan {
             lock: run.lock,
@@ -202,8 +201,12 @@ pub fn check_paths(paths: &[OsString], access: &Access) -> Result<(), Usage> {
     addresses.try_for_each(|path| Address::parse(path).map(drop).map_err(Usage))
 }
 
-/// What of a lease has no meaning without files.
-pub fn check_service_lease(lease: &Lease) -> Result<(), Usage> {
+/// Whether a new lock can be like that at this place.
+pub fn check_lease(lock: &OsStr, lease: &Lease, access: &Access) -> Result<(), Usage> {
+    check_lock(lock, access)?;
+    if !is_address(lock) {
+        return Ok(());
+    }
     if lease.fence.is_some() {
         return usage("--fence: in etcd every lock has its fencing token (WITHLOCK_FENCE), without a directory");
     }

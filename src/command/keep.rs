@@ -12,7 +12,8 @@ use crate::sys::sleep;
 ///
 /// Nothing is said: there is nobody to say it to. Signals are blocked, as in every `withlock`, and stay
 /// so: the lock must not go before the process does.
-pub(super) fn keep(mut held: Box<dyn Held>, process: &Watched, ttl_ms: u64) {
+pub(super) fn keep(mut held: Box<dyn Held>, process: &Watched) {
+    let ttl_ms = held.ttl_ms();
     let vigil = loop {
         match Vigil::new(process, held.alarm()) {
             Ok(vigil) => break vigil,

@@ -91,8 +91,8 @@ fn dispatch(words: &[OsString], on_entry: OnEntry) -> anyhow::Result<u8> {
 fn subordinate(subcommand: Sub, on_entry: &OnEntry) -> anyhow::Result<u8> {
     match subcommand {
         Sub::Acquire(given) => acquire::acquire(given, on_entry),
-        Sub::Renew(given) => renew::renew(given),
-        Sub::Release(given) => release::release(given),
+        Sub::Renew(given) => renew::renew(given, on_entry),
+        Sub::Release(given) => release::release(given, on_entry),
         Sub::Reserve(given) => reserve::reserve(given, on_entry),
         Sub::Inspect(asked) => inspect::inspect(&asked, on_entry),
         Sub::Break(asked) => break_::break_lock(&asked, on_entry),

@@ -89,11 +89,6 @@ impl FileStore {
         })
     }
 
-    /// Writes another process into the record than this one: the one that people should look at.
-    pub fn on_behalf_of(&mut self, pid: u32, pid_started: u64) {
-        (self.who.pid, self.who.pid_started) = (pid, pid_started);
-    }
-
     /// Where the lock is.
     pub fn place(&self) -> &Place {
         &self.place
@@ -502,6 +497,10 @@ impl Store for FileStore {
             Slept::Unsupported => self.given = Some(identity),
         }
         Ok(word_was_said)
+    }
+
+    fn on_behalf_of(&mut self, pid: u32, pid_started: u64) {
+        (self.who.pid, self.who.pid_started) = (pid, pid_started);
     }
 
     fn absolute_name(&self) -> Result<OsString, Fault> {

@@ -90,6 +90,9 @@ pub trait Store {
     /// Sleeps a moment, at most `for_ms`, before a service that could not be asked is asked again.
     fn pause(&mut self, _for_ms: u64) {}
 
+    /// The holder that people should look at is another process than this one.
+    fn on_behalf_of(&mut self, pid: u32, pid_started: u64);
+
     /// The lock's name, absolute, as COMMAND is told it.
     fn absolute_name(&self) -> Result<OsString, Fault>;
 

@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use crate::record::{Claim, Nonce, Record};
 
 use super::Fault;
+use super::handed::Handed;
 
 /// A service that keeps locks for many hosts.
 pub trait Service {
@@ -22,11 +23,11 @@ pub trait Service {
     /// What is there instead of the lock with this nonce, if so.
     fn check(&self, nonce: &Nonce) -> Result<Option<String>, Fault>;
 
-    /// Renews the lock that is held with this nonce; what was found instead, if it is not.
-    fn renew(&self, nonce: &Nonce) -> Result<Option<String>, Fault>;
+    /// Renews the lock, if it is held with this nonce.
+    fn renew(&self, nonce: &Nonce) -> Result<Handed, Fault>;
 
-    /// Gives back the lock that is held with this nonce; what was found instead, if it is not.
-    fn release(&self, nonce: &Nonce) -> Result<Option<String>, Fault>;
+    /// Gives the lock back, if it is held with this nonce, and not for a command that still runs.
+    fn release(&self, nonce: &Nonce) -> Result<Handed, Fault>;
 }
 
 /// What a look showed of one lock.

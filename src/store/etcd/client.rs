@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use ureq::Agent;
+use ureq::tls::TlsConfig;
 
 use crate::address::Address;
 use crate::sys::clock::boot_ms;
@@ -37,12 +38,19 @@ struct Shared {
     agent: Agent,
     /// A connection that is lent to a watch is not there for what the watch will lead to.
     watching_agent: Agent,
-    scheme: &'static str,
+    setup: Setup,
     endpoints: Vec<String>,
     /// The endpoint that answered last.
     current: AtomicUsize,
-    credentials: Option<Credentials>,
     token: Mutex<Option<String>>,
+}
+
+/// How a service is to be asked.
+#[derive(Clone, Debug)]
+struct Setup {
+    tls: Option<TlsConfig>,
+    scheme: &'static str,
+    credentials: Option<Credentials>,
 }
 
 /// An answer.
@@ -92,7 +100,16 @@ enum Said<T> {
 }
 
 impl Client {
-    pub(super) fn new(address: &Address, tls: Option<ureq::tls::TlsConfig>, credentials: Option<Credentials>) -> Self {
+    pub(super) fn new(address: &Address, tls: Option<TlsConfig>, credentials: Option<Credentials>) -> Self {
+        Self::of(Setup { tls, scheme: if address.tls { "https" } else { "http" }, credentials }, &address.endpoints)
+    }
+
+    /// A client that shares nothing with this one.
+    pub(super) fn anew(&self) -> Self {
+        Self::of(self.0.setup.clone(), &self.0.endpoints)
+    }
+
+    fn of(setup: Setup, endpoints: &[String]) -> Self {
         let mut config = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
@@ -102,17 +119,16 @@ impl Client {
             .max_idle_age(Duration::from_secs(600))
             .user_agent("")
             .accept_encoding("");
-        if let Some(tls) = tls {
-            config = config.tls_config(tls);
+        if let Some(tls) = &setup.tls {
+            config = config.tls_config(tls.clone());
         }
         let config = config.build();
         Client(Arc::new(Shared {
             agent: config.clone().into(),
             watching_agent: config.into(),
-            scheme: if address.tls { "https" } else { "http" },
-            endpoints: address.endpoints.clone(),
+            setup,
+            endpoints: endpoints.to_vec(),
             current: AtomicUsize::new(0),
-            credentials,
             token: Mutex::new(None),
         }))
     }
@@ -177,7 +193,7 @@ impl Client {
         token: Option<&str>,
         patience_ms: u64,
     ) -> Said<T> {
-        let mut request = self.0.agent.post(format!("{}://{endpoint}/v3/{path}", self.0.scheme));
+        let mut request = self.0.agent.post(format!("{}://{endpoint}/v3/{path}", self.0.setup.scheme));
         if let Some(token) = token {
             request = request.header("Authorization", token);
         }
@@ -218,7 +234,7 @@ impl Client {
     }
 
     fn token<T>(&self, endpoint: &str, patience_ms: u64) -> Result<Option<String>, Said<T>> {
-        let Some(credentials) = &self.0.credentials else { return Ok(None) };
+        let Some(credentials) = &self.0.setup.credentials else { return Ok(None) };
         let mut token = self.0.token.lock().unwrap_or_else(PoisonError::into_inner);
         if token.is_none() {
             let question = wire::authenticate(&credentials.user, &credentials.password);
@@ -256,7 +272,7 @@ impl Client {
         let mut request = self
             .0
             .watching_agent
-            .post(format!("{}://{endpoint}/v3/watch", self.0.scheme))
+            .post(format!("{}://{endpoint}/v3/watch", self.0.setup.scheme))
             // A member that is cut off from the others ends the stream rather than stay silent.
             .header("Grpc-Metadata-hasleader", "true");
         if let Some(token) = &token {

@@ -84,7 +84,7 @@ impl EtcdStore {
             pid_started: self.who.pid_started,
             uid: self.who.uid,
             command: offer.command.clone(),
-            guard: if offer.guard == Guard::None { Guard::None } else { Guard::Lease },
+            guard: if offer.guard == Guard::Inherited { Guard::Lease } else { offer.guard },
             dev: 0,
             label: offer.label.clone(),
             fence: None,
@@ -365,6 +365,10 @@ impl Store for EtcdStore {
     fn pause(&mut self, for_ms: u64) {
         let longest_ms = RETRY_MS.min(50 << self.failures.min(5));
         self.sleeper.sleep(random::jittered_ms(longest_ms).min(for_ms).max(1));
+    }
+
+    fn on_behalf_of(&mut self, pid: u32, pid_started: u64) {
+        (self.who.pid, self.who.pid_started) = (pid, pid_started);
     }
 
     fn absolute_name(&self) -> Result<OsString, Fault> {

@@ -188,6 +188,16 @@ impl Held for EtcdHeld {
         None
     }
 
+    /// Its threads are not here, nor whatever they had locked: connections and ears are made anew, and the
+    /// old ones are left as they are.
+    fn after_fork(&mut self) {
+        let client = self.epoch.place.client.anew();
+        std::mem::forget(std::mem::replace(&mut self.epoch.place.client, client));
+        if let Ok(ears) = Ears::new() {
+            std::mem::forget(std::mem::replace(&mut self.ears, ears));
+        }
+    }
+
     fn release(self: Box<Self>) -> Result<Option<String>, NotReleased> {
         self.epoch.release().map(|()| None)
     }

@@ -7,7 +7,8 @@ use crate::address::Address;
 use crate::lease::reclaim_age_ms;
 use crate::machine::Renewal;
 use crate::options::Access;
-use crate::record::{self, Claim, Content, Nonce, Record, SIGNATURE, SlotName};
+use crate::record::{self, Claim, Content, Guard, Nonce, Record, SIGNATURE, SlotName};
+use crate::store::handed::Handed;
 use crate::store::service::{Ended, Found, Kept, Look, Service};
 use crate::store::{Fault, NotReleased};
 use crate::sys::clock::wall_ms;
@@ -235,28 +236,32 @@ impl Service for EtcdService {
         Ok(self.find(nonce)?.err())
     }
 
-    fn renew(&self, nonce: &Nonce) -> Result<Option<String>, Fault> {
+    fn renew(&self, nonce: &Nonce) -> Result<Handed, Fault> {
         let epoch = match self.find(nonce)? {
             Ok(epoch) => epoch,
-            Err(found) => return Ok(Some(found)),
+            Err(found) => return Ok(Handed::NotHeld(found)),
         };
         let lease = Lease { id: epoch.lease, ttl_ms: epoch.record.ttl_ms, confirmed_boot_ms: 0 };
         let mine = self.mine(epoch);
-        match self.ask(move |_| mine.renew_or_fail(lease))? {
-            Renewal::Lost(found) => Ok(Some(found)),
-            _ => Ok(None),
-        }
+        Ok(match self.ask(move |_| mine.renew_or_fail(lease))? {
+            Renewal::Lost(found) => Handed::NotHeld(found),
+            _ => Handed::Done,
+        })
     }
 
-    fn release(&self, nonce: &Nonce) -> Result<Option<String>, Fault> {
+    fn release(&self, nonce: &Nonce) -> Result<Handed, Fault> {
         let epoch = match self.find(nonce)? {
             Ok(epoch) => epoch,
-            Err(found) => return Ok(Some(found)),
+            Err(found) => return Ok(Handed::NotHeld(found)),
         };
+        if epoch.record.guard == Guard::Lease {
+            // The wrapper vouches for its command, and alone gives the lock back.
+            return Ok(Handed::NotNow("it is released when the command that runs under it ends".into()));
+        }
         let mine = self.mine(epoch);
         match self.ask(move |_| Ok(mine.release()))? {
-            Ok(()) => Ok(None),
-            Err(NotReleased::Lost(found)) => Ok(Some(found)),
+            Ok(()) => Ok(Handed::Done),
+            Err(NotReleased::Lost(found)) => Ok(Handed::NotHeld(found)),
             Err(NotReleased::Failed(fault)) => Err(fault),
         }
     }
