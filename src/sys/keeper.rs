@@ -60,8 +60,9 @@ pub enum Side {
 pub fn split_off() -> Result<Side> {
     // Had before the fork: from there on nothing may fail.
     let null = open("/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty())?;
-    // SAFETY: no other thread of this process ever enters the C library or allocates (the lookout, if
-    // there was a wait, makes its system calls itself), so the child may go on like any process.
+    // SAFETY: the lookout, if there was a wait, makes its system calls itself. Threads that wait for a lock
+    // service may have locked something: the child leaves all of it alone (`Held::after_fork`), but for the
+    // allocator, which the C library makes good in the child. So the child may go on like any process.
     if let ForkResult::Parent { .. } = unsafe { fork() }? {
         return Ok(Side::Caller);
     }

@@ -98,14 +98,11 @@ fn certificates(file: &OsStr) -> Result<Vec<Certificate<'static>>, Trouble> {
 }
 
 fn read(file: &OsStr) -> Result<Vec<u8>, Trouble> {
-    std::fs::read(file).map_err(|error| {
-        let errno = error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
-        match errno {
-            Errno::EACCES | Errno::EPERM => {
-                Trouble::Denied(format!("cannot read {}: {}", Shown::os(file), describe(errno)))
-            }
-            errno => wrong(file, describe(errno)),
+    crate::sys::file::whole(file).map_err(|errno| match errno {
+        Errno::EACCES | Errno::EPERM => {
+            Trouble::Denied(format!("cannot read {}: {}", Shown::os(file), describe(errno)))
         }
+        errno => wrong(file, describe(errno)),
     })
 }
 

@@ -122,7 +122,9 @@ impl EtcdService {
     /// All keys that begin so, page by page.
     fn all(&self, prefix: Vec<u8>) -> Result<Vec<KeyValue>, Fault> {
         self.ask(move |client| {
-            let (mut all, mut first) = (Vec::new(), prefix.clone());
+            // The empty key does not exist: the first of all is a zero byte.
+            let mut first = if prefix.is_empty() { vec![0] } else { prefix.clone() };
+            let mut all = Vec::new();
             loop {
                 let question = wire::range_from(&first, &prefix, PAGE);
                 let mut page = client.ask::<wire::Range>("kv/range", &question, PATIENCE_MS)?.value.kvs;
