@@ -16,6 +16,8 @@ mod etcd_access;
 #[cfg(feature = "etcd")]
 mod etcd_contention;
 #[cfg(feature = "etcd")]
+mod etcd_operators;
+#[cfg(feature = "etcd")]
 mod etcd_partition;
 #[cfg(feature = "etcd")]
 mod etcd_peers;
