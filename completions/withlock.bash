@@ -2,16 +2,17 @@
 
 # The options of a subcommand; those of a run without one.
 _withlock_options() {
+    local service='--etcd-cacert --etcd-cert --etcd-key --etcd-credentials'
     local terms='-n --no-wait --nonblock --nb -w --wait --timeout -E --conflict-exit-code
         --ttl --fence --evict-dead -p --parents --mode --label -q --quiet -v --verbose'
     case $1 in
-        '') echo "$terms --on-busy --no-renew --max-hold --kill-after --on-lost --skip-if -o --close --reentrant
+        '') echo "$terms $service --on-busy --no-renew --max-hold --kill-after --on-lost --skip-if -o --close --reentrant
             -c --command -V --version" ;;
-        inspect) echo '--json --watch -q --quiet' ;;
-        break) echo '--force --nonce --reason --dry-run' ;;
-        reclaim) echo '--older-than --dry-run --json' ;;
-        check | renew | release) echo '--nonce' ;;
-        acquire) echo "$terms --for-pid --export" ;;
+        inspect) echo "$service --json --watch -q --quiet" ;;
+        break) echo "$service --force --nonce --reason --keep --dry-run" ;;
+        reclaim) echo "$service --older-than --dry-run --json" ;;
+        check | renew | release) echo "$service --nonce" ;;
+        acquire) echo "$terms $service --for-pid --export" ;;
         reserve) echo '--wait --start' ;;
     esac
     echo '-h --help'
@@ -23,6 +24,8 @@ _withlock_value() {
         --on-busy) echo 'words fail skip run' ;;
         --on-lost) echo 'words terminate warn' ;;
         --fence) echo directory ;;
+        --etcd-cacert | --etcd-cert | --etcd-key) echo pem ;;
+        --etcd-credentials) echo text ;;
         --skip-if | -c | --command) echo command ;;
         --for-pid) echo process ;;
         -w | --wait | --timeout | -E | --conflict-exit-code | --ttl | --mode | --label | --max-hold | --kill-after | \
@@ -104,6 +107,7 @@ _withlock() {
         case $1 in
             words) shift && _withlock_reply -W "$*" -- "$cur" ;;
             directory) _withlock_files -d -- "$cur" ;;
+            pem) _withlock_files -f -X '!*.pem' -- "$cur" ;;
             command) _withlock_reply -c -- "$cur" ;;
             process) _withlock_reply -W "$(ps -eo pid= 2>/dev/null) \$\$" -- "$cur" ;;
         esac

@@ -2,7 +2,8 @@
 
 set -g __withlock_subcommands inspect break reclaim check acquire renew release reserve
 set -g __withlock_valued -w --wait --timeout -E --conflict-exit-code --on-busy --ttl --fence --mode --label --max-hold \
-    --kill-after --on-lost --skip-if -c --command --nonce --reason --older-than --for-pid --start
+    --kill-after --on-lost --skip-if -c --command --nonce --reason --older-than --for-pid --start \
+    --etcd-cacert --etcd-cert --etcd-key --etcd-credentials
 
 # Where the cursor is: `first`, `lock`, `command N` (the command is token N), `text` (after -c TEXT), or a subcommand,
 # followed by `named` once its lock has been.
@@ -112,6 +113,13 @@ complete -c withlock -n $taking -l label -x -d 'A word for people'
 complete -c withlock -n "$taking; or __withlock_is inspect" -s q -l quiet -d 'Say nothing but errors'
 complete -c withlock -n $taking -s v -l verbose -d 'Say what is done'
 
+# Whatever may name a lock in etcd.
+set -l reaching '__withlock_runs; or __withlock_is inspect break reclaim check acquire renew release'
+complete -c withlock -n $reaching -l etcd-cacert -xa '(__fish_complete_suffix .pem | string match -r ".*\.pem.*")' -d 'Whom to trust'
+complete -c withlock -n $reaching -l etcd-cert -xa '(__fish_complete_suffix .pem | string match -r ".*\.pem.*")' -d 'Certificate to show'
+complete -c withlock -n $reaching -l etcd-key -xa '(__fish_complete_suffix .pem | string match -r ".*\.pem.*")' -d 'Its key'
+complete -c withlock -n $reaching -l etcd-credentials -x -d 'File with USER:PASSWORD'
+
 # A run.
 complete -c withlock -n __withlock_runs -l on-busy -xa 'fail\t"Exit 75" skip\t"Exit 0" run\t"Run without the lock"' \
     -d 'When the lock is not had'
@@ -132,6 +140,7 @@ complete -c withlock -n '__withlock_is inspect reclaim' -l json -d 'Write JSON'
 complete -c withlock -n '__withlock_is inspect' -l watch -d 'Redraw every second'
 complete -c withlock -n '__withlock_is break' -l force -d 'Also a live lock'
 complete -c withlock -n '__withlock_is break check renew release' -l nonce -x -d 'Only the lock with this nonce'
+complete -c withlock -n '__withlock_is break' -l keep -d 'Keep the record for good (etcd)'
 complete -c withlock -n '__withlock_is break' -l reason -x -d 'Why, for the quarantine'
 complete -c withlock -n '__withlock_is break reclaim' -l dry-run -d 'Say what would be done'
 complete -c withlock -n '__withlock_is reclaim' -l older-than -x -d 'Only what is older'

@@ -96,6 +96,23 @@ pub struct Terms {
     pub label: Option<OsString>,
 }
 
+/// How to reach a lock that lives in etcd.
+#[derive(Debug, Default, Args)]
+pub struct Service {
+    /// Certificates that the etcd servers are to be trusted by (etcds://), PEM
+    #[arg(long, value_name = "FILE")]
+    pub etcd_cacert: Option<OsString>,
+    /// The certificate to show to etcd, PEM
+    #[arg(long, value_name = "FILE", requires = "etcd_key")]
+    pub etcd_cert: Option<OsString>,
+    /// Its key, PEM
+    #[arg(long, value_name = "FILE", requires = "etcd_cert")]
+    pub etcd_key: Option<OsString>,
+    /// USER:PASSWORD for etcd, in a file (or WITHLOCK_ETCD_USER and WITHLOCK_ETCD_PASSWORD)
+    #[arg(long, value_name = "FILE")]
+    pub etcd_credentials: Option<OsString>,
+}
+
 /// How talkative to be.
 #[derive(Debug, Default, Args)]
 pub struct Talk {
@@ -142,11 +159,14 @@ pub struct Run {
     pub reentrant: bool,
     #[command(flatten)]
     #[allow(missing_docs)]
+    pub service: Service,
+    #[command(flatten)]
+    #[allow(missing_docs)]
     pub talk: Talk,
     /// Run TEXT through sh -c
     #[arg(short = 'c', long = "command", value_name = "TEXT", conflicts_with = "argv")]
     pub shell_text: Option<OsString>,
-    /// The lock file
+    /// The lock file, or etcd://HOST:PORT[,HOST:PORT...]/KEY
     #[arg(value_name = "LOCK", required = true)]
     pub lock: OsString,
     /// What to run, with its arguments
@@ -188,6 +208,9 @@ pub struct Inspect {
     /// Print nothing; exit 0 free, 75 held (or guarded, contested, young), 79 stale, 73 no lock
     #[arg(short = 'q', long, conflicts_with = "json")]
     pub quiet: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub service: Service,
     /// Locks, or directories: every lock and quarantine in them
     #[arg(value_name = "PATH", required = true)]
     pub paths: Vec<OsString>,
@@ -205,9 +228,15 @@ pub struct Break {
     /// Why, for the record in the quarantine
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<OsString>,
+    /// Keep the ended lock's record for good (etcd; otherwise the service removes it when it is old)
+    #[arg(long)]
+    pub keep: bool,
     /// Say what would be done, do nothing
     #[arg(long)]
     pub dry_run: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub service: Service,
     /// The lock file
     #[arg(value_name = "LOCK")]
     pub lock: OsString,
@@ -225,6 +254,9 @@ pub struct Reclaim {
     /// Write JSON, one document
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub service: Service,
     /// Locks, or directories: every quarantine in them
     #[arg(value_name = "PATH", required = true)]
     pub paths: Vec<OsString>,
@@ -236,6 +268,9 @@ pub struct Check {
     /// The nonce (default: WITHLOCK_NONCE)
     #[arg(long, value_name = "N")]
     pub nonce: Option<String>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub service: Service,
     /// The lock (default: WITHLOCK_LOCK)
     #[arg(value_name = "LOCK")]
     pub lock: Option<OsString>,
@@ -259,6 +294,9 @@ pub struct Acquire {
     /// Print lines for eval instead of the bare nonce
     #[arg(long, action = ArgAction::SetTrue)]
     pub export: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub service: Service,
     /// The lock file
     #[arg(value_name = "LOCK")]
     pub lock: OsString,
@@ -270,6 +308,9 @@ pub struct Renew {
     /// The nonce that acquire printed (default: WITHLOCK_NONCE)
     #[arg(long, value_name = "N")]
     pub nonce: Option<String>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub service: Service,
     /// The lock (default: WITHLOCK_LOCK)
     #[arg(value_name = "LOCK")]
     pub lock: Option<OsString>,
@@ -281,6 +322,9 @@ pub struct Release {
     /// The nonce that acquire printed (default: WITHLOCK_NONCE)
     #[arg(long, value_name = "N")]
     pub nonce: Option<String>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub service: Service,
     /// The lock (default: WITHLOCK_LOCK)
     #[arg(value_name = "LOCK")]
     pub lock: Option<OsString>,

@@ -155,6 +155,27 @@
 //! a record, since it would turn the maker away. Where no guard can be seen it polls, at a pace that grows from
 //! milliseconds to a second. Being woken confers nothing; it creates L like everybody.
 //!
+//! # Many hosts
+//!
+//! A LOCK `etcd://HOST:PORT[,HOST:PORT…]/KEY` is the same lock where hosts share no files (cargo feature `etcd`). The
+//! key is the lock; its creation is the one arbiter here too.
+//!
+//! * Grant: a lease, then a transaction "the create revision of KEY is 0 → put the record under the lease". It counts
+//!   if less than a third of the ttl has passed since the lease was asked for, else after a renewal. The create revision
+//!   is the fencing token. A request that got no answer may have been carried out: every attempt offers the same nonce
+//!   under the same lease, so that the next one finds its own. A signal in the middle revokes the lease first.
+//! * Renew: keep the lease alive, then look that the key is still ours. **Confirmed** counts from when the keep-alive
+//!   was *sent*; etcd counts from some later moment. **Lost** is what was found: no lease, no key, another key.
+//! * Release: a transaction "the create revision is still ours → delete KEY", then revoke the lease.
+//! * End, by an operator only: "the create revision is still the observed one → delete KEY and put the record under
+//!   `KEY.stale-<claimed_at_ms>-<nonce>`", for the reclaim age. Ending never grants.
+//! * Wait: a watch from the revision that was seen. The waiter keeps its lease, so that a lock that becomes free is one
+//!   transaction away.
+//!
+//! There is no guard, and nobody is asked whether a holder lives: a holder that cannot renew ends its command while its
+//! lease still runs. All requests are made in threads of their own; [`store::Held`] tells what they learn through a
+//! descriptor, so that no signal and no end of COMMAND ever waits for the network.
+//!
 //! # Map
 //!
 //! Arrows run one way: `command` → [`supervise`] → [`store`] → [`sys`]. The pure modules know no system call; clock
@@ -162,6 +183,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | [`address`] | a LOCK that names a key in etcd (pure) |
 //! | [`cli`], [`options`] | what was typed; what it means, validated (pure) |
 //! | [`exit`] | the table of exit codes (pure) |
 //! | [`record`] | the record, slot and claim names: encode, decode, classify (pure) |
@@ -173,6 +195,7 @@
 //! | [`sys`] | the only home of `nix` and `unsafe`; [`sys::hook`] is the tests' hold on every system call |
 //! | `command` | one page for each command |
 
+pub mod address;
 pub mod cli;
 mod command;
 pub mod exit;

@@ -2,7 +2,7 @@
 
 use crate::cli::OnLost;
 use crate::exit::{Exit, of_signal};
-use crate::lease::{give_up_after_ms, kill_grace_ms, renew_every_ms, retry_every_ms};
+use crate::lease::{give_up_after_ms, kill_grace_ms, kill_margin_ms, renew_every_ms, retry_every_ms};
 
 /// How often a holder looks whether the lock is still its own, besides renewing, in milliseconds.
 pub const LOOK_EVERY_MS: u64 = 1_000;
@@ -44,6 +44,8 @@ pub enum Renewal {
     Lost(String),
     /// Neither: an error that may pass.
     Failed(String),
+    /// Begun, and its answer comes later: the store has to ask somebody else.
+    Pending,
 }
 
 /// Signal numbers, as Linux gives them on most machines (`sys` checks at compile time).
@@ -144,6 +146,8 @@ pub struct Machine {
     started_ms: u64,
     last_confirmed_ms: u64,
     renewal_begun_ms: u64,
+    /// That renewal's answer is still to come.
+    renewing: bool,
     next_renewal_ms: u64,
     next_look_ms: u64,
     stopped: bool,
@@ -172,6 +176,7 @@ impl Machine {
             started_ms: now_ms,
             last_confirmed_ms: granted_boot_ms,
             renewal_begun_ms: granted_boot_ms,
+            renewing: false,
             next_renewal_ms: granted_boot_ms.saturating_add(terms.ttl_ms.map_or(u64::MAX, renew_every_ms)),
             next_look_ms: now_ms + LOOK_EVERY_MS,
             stopped: false,
@@ -190,7 +195,7 @@ impl Machine {
         let mut at = |when_ms: u64| due_ms = due_ms.min(when_ms);
         if self.keeps_lease() {
             at(self.next_look_ms);
-            if self.terms.renew {
+            if self.terms.renew && !self.renewing {
                 at(self.next_renewal_ms);
             }
             if let Some(give_up_ms) = self.give_up_ms() {
@@ -280,9 +285,8 @@ impl Machine {
             number::PIPE if received.by_self => Vec::new(),
             number::CONT => {
                 let mut actions = Vec::new();
-                if self.keeps_lease() && self.terms.renew {
-                    self.renewal_begun_ms = now_ms;
-                    actions.push(Action::Renew);
+                if self.keeps_lease() && self.terms.renew && !self.renewing {
+                    actions.push(self.begin_renewal(now_ms));
                 }
                 if self.stopped {
                     self.stopped = false;
@@ -324,9 +328,8 @@ impl Machine {
             && now_ms >= give_up_ms
         {
             // Who wakes from a suspend renews first: as likely as not nobody else came meanwhile.
-            if self.terms.renew && self.renewal_begun_ms < give_up_ms {
-                self.renewal_begun_ms = now_ms;
-                return vec![Action::Renew];
+            if self.terms.renew && !self.renewing && self.renewal_begun_ms < give_up_ms {
+                return vec![self.begin_renewal(now_ms)];
             }
             return self.give_up(now_ms);
         }
@@ -337,9 +340,8 @@ impl Machine {
         if !self.keeps_lease() {
             return Vec::new();
         }
-        if self.terms.renew && now_ms >= self.next_renewal_ms {
-            self.renewal_begun_ms = now_ms;
-            return vec![Action::Renew];
+        if self.terms.renew && !self.renewing && now_ms >= self.next_renewal_ms {
+            return vec![self.begin_renewal(now_ms)];
         }
         if now_ms >= self.next_look_ms {
             self.next_look_ms = now_ms + LOOK_EVERY_MS;
@@ -348,12 +350,23 @@ impl Machine {
         Vec::new()
     }
 
+    fn begin_renewal(&mut self, now_ms: u64) -> Action {
+        self.renewing = true;
+        self.renewal_begun_ms = now_ms;
+        Action::Renew
+    }
+
     fn renewed(&mut self, renewal: Renewal, now_ms: u64) -> Vec<Action> {
         let Some(ttl_ms) = self.terms.ttl_ms else { return Vec::new() };
-        self.next_look_ms = now_ms + LOOK_EVERY_MS;
+        if renewal != Renewal::Pending {
+            self.renewing = false;
+            self.next_look_ms = now_ms + LOOK_EVERY_MS;
+        }
         match renewal {
+            Renewal::Pending => Vec::new(),
             Renewal::Confirmed => {
-                // The stamp was set at some time after the renewal was begun: we may have stalled since.
+                // It took effect at some time after the renewal was begun: we may have stalled since, or
+                // have waited for whoever had to be asked.
                 self.last_confirmed_ms = self.renewal_begun_ms;
                 self.next_renewal_ms = now_ms.saturating_add(renew_every_ms(ttl_ms));
                 self.warned = false;
@@ -403,8 +416,8 @@ impl Machine {
         match self.terms.on_lost {
             OnLost::Warn => vec![Action::Say(format!("{line}; the command goes on"))],
             OnLost::Terminate => {
-                // A quarter less, so that KILL has done its work before the lease is over.
-                let grace_ms = kill_grace_ms(ttl_ms, self.terms.kill_after_ms) / 4 * 3;
+                let margin_ms = kill_margin_ms(kill_grace_ms(ttl_ms, self.terms.kill_after_ms));
+                let grace_ms = left_ms.saturating_sub(margin_ms);
                 self.end_command(Ending::Lost, grace_ms, format!("{line}; ending the command"), now_ms)
             }
         }
@@ -426,8 +439,12 @@ impl Machine {
     /// touch.
     fn give_up_ms(&self) -> Option<u64> {
         let ttl_ms = self.terms.ttl_ms?;
+        let due_ms = self.last_confirmed_ms.saturating_add(give_up_after_ms(ttl_ms, self.terms.kill_after_ms));
+        // A renewal that was begun only now, on waking, is given a part of the grace for its answer.
+        let answer_ms = kill_grace_ms(ttl_ms, self.terms.kill_after_ms) / 8;
+        let woke = self.renewing && self.renewal_begun_ms >= due_ms;
         (self.terms.may_be_unseen && !self.lost && self.ending.is_none())
-            .then(|| self.last_confirmed_ms.saturating_add(give_up_after_ms(ttl_ms, self.terms.kill_after_ms)))
+            .then(|| if woke { self.renewal_begun_ms.saturating_add(answer_ms) } else { due_ms })
     }
 }
 
@@ -501,6 +518,31 @@ mod tests {
         assert_eq!(machine.step(Event::Renewed(Renewal::Contested), 21_000), [], "said once");
         assert_eq!(machine.step(Event::Renewed(Renewal::Confirmed), 22_000), []);
         assert_eq!(machine.step(Event::Tick, 42_000), [Action::Renew]);
+    }
+
+    #[test]
+    fn whoever_wakes_too_late_waits_for_the_answer_of_its_renewal_a_moment_only() {
+        let mut machine = machine(|terms| terms.may_be_unseen = true);
+        assert_eq!(machine.step(Event::Tick, 3_600_000), [Action::Renew]);
+        assert_eq!(machine.step(Event::Renewed(Renewal::Pending), 3_600_000), []);
+        assert_eq!(machine.step(Event::Tick, 3_601_249), [Action::Look]);
+        assert!(matches!(machine.step(Event::Tick, 3_601_250)[..], [Action::Say(_), ..]));
+        assert!(machine.step(Event::Tick, 3_601_251).contains(&Action::SignalTree(number::KILL)));
+    }
+
+    #[test]
+    fn a_renewal_whose_answer_comes_later_counts_from_when_it_was_begun() {
+        let mut machine = machine(|terms| terms.may_be_unseen = true);
+        machine.step(Event::Looked(None), 19_500);
+        assert_eq!(machine.step(Event::Tick, 20_000), [Action::Renew]);
+        assert_eq!(machine.step(Event::Renewed(Renewal::Pending), 20_000), []);
+        assert_eq!(machine.step(Event::Tick, 21_000), [Action::Look], "one renewal at a time");
+        assert_eq!(machine.step(signal(number::CONT, false), 21_001), [], "that one is on its way");
+        assert_eq!(machine.step(Event::Renewed(Renewal::Confirmed), 24_000), []);
+        assert_eq!(machine.step(Event::Tick, 44_000), [Action::Renew]);
+        assert_eq!(machine.step(Event::Renewed(Renewal::Pending), 44_000), []);
+        let actions = machine.step(Event::Tick, 70_000);
+        assert_eq!(actions[0], Action::Say("the lock expires in 10s and was not renewed; ending the command".into()));
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
-use crate::cli::{OnBusy, OnLost, Run, Terms, Waiting};
+use crate::address::{Address, is_address};
+use crate::cli::{OnBusy, OnLost, Run, Service, Terms, Waiting};
 use crate::lease::{DEFAULT_KILL_AFTER_MS, DEFAULT_TTL_MS, MIN_TTL_MS};
 use crate::record::{MAX_LABEL_BYTES, Nonce};
 use crate::text::Shown;
@@ -50,6 +51,31 @@ pub struct Lease {
     pub label: Option<String>,
 }
 
+/// How to reach a lock service: files, all of them optional.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    /// Whom to trust.
+    pub cacert: Option<OsString>,
+    /// Who we are.
+    pub cert: Option<OsString>,
+    /// The key to that.
+    pub key: Option<OsString>,
+    /// User and password.
+    pub credentials: Option<OsString>,
+}
+
+impl Access {
+    /// The environment variables that carry these names to commands that run under the lock.
+    pub fn variables(&self) -> [(&'static str, Option<&OsString>); 4] {
+        [
+            ("WITHLOCK_ETCD_CACERT", self.cacert.as_ref()),
+            ("WITHLOCK_ETCD_CERT", self.cert.as_ref()),
+            ("WITHLOCK_ETCD_KEY", self.key.as_ref()),
+            ("WITHLOCK_ETCD_CREDENTIALS", self.credentials.as_ref()),
+        ]
+    }
+}
+
 /// `withlock LOCK COMMAND`, understood.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
@@ -65,6 +91,8 @@ pub struct Plan {
     pub conflict_exit: Option<u8>,
     /// What the lock is like.
     pub lease: Lease,
+    /// How to reach it.
+    pub access: Access,
     /// Renew, and keep a guard.
     pub renew: bool,
     /// The longest that COMMAND may run, in milliseconds.
@@ -90,7 +118,8 @@ impl Plan {
     /// without a parser: building the parser costs more than taking the lock. `None`: not of that form.
     pub fn plain(words: &[OsString]) -> Option<Self> {
         let is_option = |word: &OsString| word.as_bytes().starts_with(b"-");
-        let (lock, rest) = words.split_first().filter(|(lock, _)| !is_option(lock) && !is_subcommand(lock))?;
+        let (lock, rest) =
+            words.split_first().filter(|(lock, _)| !is_option(lock) && !is_subcommand(lock) && !is_address(lock))?;
         let argv = match rest.split_first()? {
             (dashes, argv) if dashes == "--" => argv,
             (command, _) if is_option(command) => return None,
@@ -115,13 +144,20 @@ impl Plan {
             let word = Shown::os(&run.lock);
             return usage(format!("options come after the subcommand {word}; a lock of that name is written ./{word}"));
         }
+        let access = access(&run.service);
+        let lease = lease(run.terms)?;
+        check_lease(&run.lock, &lease, &access)?;
+        if is_address(&run.lock) {
+            without_meaning(&[(run.close, "--close")])?;
+        }
         Ok(Plan {
             lock: run.lock,
             argv,
             patience: patience(&run.waiting)?,
             on_busy: run.on_busy.unwrap_or_default(),
             conflict_exit: conflict_exit(&run.waiting)?,
-            lease: lease(run.terms)?,
+            lease,
+            access,
             renew: !run.no_renew,
             max_hold_ms: optional(run.max_hold.as_deref(), "--max-hold")?,
             kill_after_ms: optional(run.kill_after.as_deref(), "--kill-after")?.unwrap_or(DEFAULT_KILL_AFTER_MS),
@@ -132,6 +168,59 @@ impl Plan {
             quiet: run.talk.quiet,
             verbose: run.talk.verbose,
         })
+    }
+}
+
+/// `--etcd-…`.
+pub fn access(service: &Service) -> Access {
+    Access {
+        cacert: service.etcd_cacert.clone(),
+        cert: service.etcd_cert.clone(),
+        key: service.etcd_key.clone(),
+        credentials: service.etcd_credentials.clone(),
+    }
+}
+
+/// Whether the name of one lock makes sense, with what was said about reaching it.
+pub fn check_lock(lock: &OsStr, access: &Access) -> Result<(), Usage> {
+    if is_address(lock) {
+        Address::parse_lock(lock).map(drop).map_err(Usage)
+    } else if *access == Access::default() {
+        Ok(())
+    } else {
+        usage("--etcd-cacert, --etcd-cert, --etcd-key and --etcd-credentials belong to a LOCK etcd://...")
+    }
+}
+
+/// The same for paths, of which some may stand for many locks.
+pub fn check_paths(paths: &[OsString], access: &Access) -> Result<(), Usage> {
+    let mut addresses = paths.iter().filter(|path| is_address(path)).peekable();
+    if addresses.peek().is_none() {
+        return paths.iter().try_for_each(|path| check_lock(path, access));
+    }
+    addresses.try_for_each(|path| Address::parse(path).map(drop).map_err(Usage))
+}
+
+/// Whether a new lock can be like that at this place.
+pub fn check_lease(lock: &OsStr, lease: &Lease, access: &Access) -> Result<(), Usage> {
+    check_lock(lock, access)?;
+    if !is_address(lock) {
+        return Ok(());
+    }
+    if lease.fence.is_some() {
+        return usage("--fence: in etcd every lock has its fencing token (WITHLOCK_FENCE), without a directory");
+    }
+    without_meaning(&[
+        (lease.evict_dead, "--evict-dead"),
+        (lease.parents, "--parents"),
+        (lease.mode.is_some(), "--mode"),
+    ])
+}
+
+fn without_meaning(given: &[(bool, &str)]) -> Result<(), Usage> {
+    match given.iter().find(|(given, _)| *given) {
+        Some((_, option)) => usage(format!("{option} has no meaning for a lock in etcd")),
+        None => Ok(()),
     }
 }
 

@@ -101,6 +101,9 @@ pub enum Guard {
     Inherited,
     /// The holder alone (`--close`, or a keeper).
     Wrapper,
+    /// No process: the wrapper of a running command keeps its lease at a lock service, which ends the lock
+    /// when that runs out.
+    Lease,
     /// Nobody: the file system has no locks, or the lock is not renewed by a process.
     None,
 }

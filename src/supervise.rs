@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::ffi::OsStr;
 
 use crate::machine::{Action, Event, Machine, Outcome};
-use crate::store::Held;
+use crate::store::{Held, News};
 use crate::sys::clock::boot_ms;
 use crate::sys::output::complain;
 use crate::sys::process::{self, descendants, next_change};
@@ -41,13 +41,21 @@ pub fn supervise(
                 return outcome;
             }
         }
+        while let Some(news) = supervisor.held.as_mut().and_then(|held| held.news()) {
+            supervisor.handle(match news {
+                News::Renewed(renewal) => Event::Renewed(renewal),
+                News::Lost(found) => Event::Looked(Some(found)),
+            });
+        }
         if boot_ms() >= supervisor.machine.next_due_ms() {
             supervisor.handle(Event::Tick);
         }
         if let Some(outcome) = supervisor.finished {
             return outcome;
         }
-        if waiter.wait(signals, supervisor.machine.next_due_ms()).is_err() {
+        let due_ms = supervisor.machine.next_due_ms();
+        let news = supervisor.held.as_ref().and_then(|held| held.news_descriptor());
+        if waiter.wait(signals, news, due_ms).is_err() {
             // Without a descriptor to spare there is still the pace of the looks.
             crate::sys::sleep::pause(100);
         }

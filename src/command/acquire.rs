@@ -4,9 +4,9 @@ use std::ffi::{OsStr, OsString};
 
 use crate::cli::Acquire;
 use crate::exit::Exit;
-use crate::options::{self, Lease, Usage};
+use crate::options::{self, Access, Lease, Usage};
 use crate::record::Guard;
-use crate::store::{Attempt, Busy, Fault, FileStore, Held, Offer, Store};
+use crate::store::{self, Attempt, Busy, Fault, Held, Offer, Store};
 use crate::sys::keeper::{Side, Watched, split_off};
 use crate::sys::lookout::Word;
 use crate::sys::output::{answer, complain};
@@ -23,6 +23,8 @@ pub(super) fn acquire(given: Acquire, on_entry: &OnEntry) -> anyhow::Result<u8> 
     let patience = options::patience(&given.waiting)?;
     let conflict_exit = options::conflict_exit(&given.waiting)?;
     let lease = options::lease(given.terms)?;
+    let access = options::access(&given.service);
+    options::check_lease(&given.lock, &lease, &access)?;
     let pid = given.for_pid.as_deref().map(pid).transpose()?;
     if let Err(errno) = output::expect_open() {
         complain(&format!("the lock was not taken: standard output: {}", describe(errno)));
@@ -30,7 +32,7 @@ pub(super) fn acquire(given: Acquire, on_entry: &OnEntry) -> anyhow::Result<u8> 
     }
     // From here on its pid may be given to another: what is watched is this one.
     let watched = pid.map(Watched::open).transpose().map_err(|errno| System::new("watch the process", errno))?;
-    let mut store = FileStore::open(&given.lock, lease.parents, on_entry)?;
+    let mut store = store::open(&given.lock, lease.parents, &access, on_entry)?;
     let (owner_pid, owner) = match &watched {
         Some(watched) => (watched.pid, Some(watched.stat.clone())),
         None => process::parent().map_or((0, None), |(pid, stat)| (pid, Some(stat))),
@@ -62,21 +64,21 @@ pub(super) fn acquire(given: Acquire, on_entry: &OnEntry) -> anyhow::Result<u8> 
     if given.talk.verbose {
         complain(&format!("{}: locked, nonce {}", Shown::os(&given.lock), held.nonce()));
     }
-    let text = if given.export { export(&path, &*held) } else { format!("{}\n", held.nonce()).into_bytes() };
+    let text = if given.export { export(&path, &*held, &access) } else { format!("{}\n", held.nonce()).into_bytes() };
     if let Err(errno) = answer(&text) {
         complain(&format!("the nonce could not be printed: {}", describe(errno)));
-        return Ok(give_back(held, &given.lock, lease.ttl_ms, Exit::Io));
+        return Ok(give_back(held, &given.lock, Exit::Io));
     }
     let Some(watched) = watched else { return Ok(0) };
     match split_off() {
         Ok(Side::Caller) => Ok(0),
         Ok(Side::Keeper) => {
-            keep(held, &watched, lease.ttl_ms);
+            keep(held, &watched);
             Ok(0)
         }
         Err(errno) => {
             complain(&format!("cannot start the keeper: {}", describe(errno)));
-            Ok(give_back(held, &given.lock, lease.ttl_ms, Exit::System))
+            Ok(give_back(held, &given.lock, Exit::System))
         }
     }
 }
@@ -102,7 +104,8 @@ fn offer(lease: &Lease, guard: Guard, command: String) -> Offer {
 }
 
 /// Nobody will use the lock: back with it, and why.
-fn give_back(held: Box<dyn Held>, lock: &OsStr, ttl_ms: u64, exit: Exit) -> u8 {
+fn give_back(held: Box<dyn Held>, lock: &OsStr, exit: Exit) -> u8 {
+    let ttl_ms = held.ttl_ms();
     if held.release().is_err() {
         let ttl = duration(ttl_ms);
         complain(&format!("{}: not released either; the lock expires within {ttl}", Shown::os(lock)));
@@ -111,7 +114,7 @@ fn give_back(held: Box<dyn Held>, lock: &OsStr, ttl_ms: u64, exit: Exit) -> u8 {
 }
 
 /// Lines that a POSIX shell evaluates, the same variables as COMMAND is given.
-fn export(lock: &OsString, held: &dyn Held) -> Vec<u8> {
+fn export(lock: &OsString, held: &dyn Held, access: &Access) -> Vec<u8> {
     let mut enclosing = process::variable("WITHLOCK_HELD").unwrap_or_default();
     if !enclosing.is_empty() {
         enclosing.push(" ");
@@ -128,6 +131,11 @@ fn export(lock: &OsString, held: &dyn Held) -> Vec<u8> {
     line("WITHLOCK_NONCE", held.nonce().as_str().as_bytes());
     line("WITHLOCK_MODE", b"locked");
     line("WITHLOCK_HELD", enclosing.as_encoded_bytes());
+    for (name, file) in access.variables() {
+        if let Some(file) = file.and_then(|file| process::absolute(file)) {
+            line(name, file.as_encoded_bytes());
+        }
+    }
     match fence {
         Some(number) => line("WITHLOCK_FENCE", number.as_bytes()),
         None => lines.extend(b"unset WITHLOCK_FENCE;\n"),
@@ -137,7 +145,7 @@ fn export(lock: &OsString, held: &dyn Held) -> Vec<u8> {
 
 /// Tries for the lock only while the process that it is for lives.
 struct WhileWanted<'a> {
-    store: FileStore,
+    store: Box<dyn Store>,
     watched: Option<&'a Watched>,
 }
 
@@ -155,6 +163,14 @@ impl Store for WhileWanted<'_> {
         const LOOK_EVERY_MS: u64 = 5_000;
         let for_ms = if self.watched.is_some() { for_ms.min(LOOK_EVERY_MS) } else { for_ms };
         self.store.wait(busy, for_ms, word)
+    }
+
+    fn pause(&mut self, for_ms: u64) {
+        self.store.pause(for_ms);
+    }
+
+    fn on_behalf_of(&mut self, pid: u32, pid_started: u64) {
+        self.store.on_behalf_of(pid, pid_started);
     }
 
     fn absolute_name(&self) -> Result<OsString, Fault> {

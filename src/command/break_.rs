@@ -11,7 +11,7 @@ use crate::report::document::{GuardState, Lock, State};
 use crate::report::holder;
 use crate::report::inspect::{argument, headline};
 use crate::store::look::{contest, may_not_end};
-use crate::store::{Basis, End, Ending, Epoch, Fault, Place, Seen, end};
+use crate::store::{self, Basis, End, Ending, Epoch, Fault, Place, Seen, end};
 use crate::sys::clock::{boot_ms, wall};
 use crate::sys::file::Kind;
 use crate::sys::output::complain;
@@ -21,6 +21,7 @@ use crate::sys::{random, user};
 use crate::text::{Shown, duration, time};
 
 use super::paths::beside;
+use super::service::Breaking;
 use super::{Plainly, view, write};
 
 /// For how long an ender that is at work, or a lock that changes under each look, is tried again, in
@@ -37,6 +38,16 @@ const VETO_PATIENCE_MS: u64 = 100;
 pub(super) fn break_lock(asked: &Break, on_entry: &OnEntry) -> anyhow::Result<u8> {
     let nonce = options::nonce(asked.nonce.as_deref())?;
     let reason = asked.reason.as_deref().map(reason).transpose()?;
+    let access = options::access(&asked.service);
+    options::check_lock(&asked.lock, &access)?;
+    if let Some(service) = store::service(&asked.lock, &access, on_entry)? {
+        return Breaking { service: service.as_ref(), asked, nonce, reason, on_entry }.run();
+    }
+    if asked.keep {
+        return Err(
+            Usage("--keep has no meaning for a lock file: its quarantine stays until it is reclaimed".into()).into()
+        );
+    }
     let place = Place::open(&asked.lock, false).map_err(Plainly)?;
     let job = Job { asked, place: &place, reason, on_entry };
     let epoch = match place.observe()? {

@@ -3,12 +3,13 @@
 use std::ffi::OsString;
 
 use crate::exit::Exit;
-use crate::options::{self, Usage};
+use crate::options::{self, Access, Usage};
 use crate::record::Nonce;
 use crate::store::handed::Handed;
-use crate::store::{Fault, Place};
+use crate::store::{self, Fault, Place, Service};
 use crate::sys::output::complain;
 use crate::sys::process::variable;
+use crate::sys::signal::OnEntry;
 use crate::text::Shown;
 
 /// Which lock, and which epoch of it.
@@ -34,6 +35,12 @@ impl Target {
             }
         };
         Ok(Target { lock, nonce })
+    }
+
+    /// The service that keeps it, unless it is a file.
+    pub(super) fn service(&self, access: &Access, on_entry: &OnEntry) -> anyhow::Result<Option<Box<dyn Service>>> {
+        options::check_lock(&self.lock, access)?;
+        Ok(store::service(&self.lock, access, on_entry)?)
     }
 
     /// Where it is.

@@ -8,17 +8,18 @@ use crate::lease::{Verdict, judge};
 use crate::options::{self, Usage};
 use crate::record::{Guard, Nonce};
 use crate::store::look::contest;
-use crate::store::{Fault, Known, Place, Seen};
+use crate::store::{self, Fault, Known, Place, Seen};
 use crate::sys::clock::wall;
 use crate::sys::guard::Guarded;
 use crate::sys::output::complain;
 use crate::sys::process::variable;
+use crate::sys::signal::OnEntry;
 use crate::text::{Shown, duration};
 
 use super::view::guard_of;
 
 /// Says by its exit code whether the lock is held under this nonce.
-pub(super) fn check(asked: &Check) -> anyhow::Result<u8> {
+pub(super) fn check(asked: &Check, on_entry: &OnEntry) -> anyhow::Result<u8> {
     let Some(lock) = asked.lock.clone().or_else(|| variable("WITHLOCK_LOCK")) else {
         return Err(Usage("no LOCK given, and WITHLOCK_LOCK is not set".into()).into());
     };
@@ -28,13 +29,17 @@ pub(super) fn check(asked: &Check) -> anyhow::Result<u8> {
         (None, None) if variable("WITHLOCK_MODE").is_some_and(|mode| mode == "degraded") => None,
         (None, None) => return Err(Usage("no --nonce given, and WITHLOCK_NONCE is not set".into()).into()),
     };
-    let why_not = match given {
-        Some(nonce) => match Place::open(&lock, false).and_then(|place| why_not(&place, &nonce)) {
+    let access = options::access(&asked.service);
+    options::check_lock(&lock, &access)?;
+    let service = store::service(&lock, &access, on_entry)?;
+    let why_not = match (given, service) {
+        (Some(nonce), Some(service)) => service.check(&nonce)?,
+        (Some(nonce), None) => match Place::open(&lock, false).and_then(|place| why_not(&place, &nonce)) {
             // A directory that is gone took the lock with it.
             Err(Fault::CannotTake { why, .. }) => Some(why),
             found => found?,
         },
-        None => Some("this command was run without the lock".into()),
+        (None, _) => Some("this command was run without the lock".into()),
     };
     let Some(why) = why_not else { return Ok(0) };
     complain(&format!("{}: not held: {why}", Shown::os(&lock)));

@@ -5,11 +5,11 @@ use std::os::unix::ffi::OsStrExt;
 
 use crate::cli::Inspect;
 use crate::exit::Exit;
-use crate::options::Usage;
+use crate::options::{self, Access, Usage};
 use crate::report::document::{self, GuardState, Inspection, Lock, PathText, State, Unclear};
 use crate::report::inspect::page;
 use crate::report::page::{Paint, cut};
-use crate::store::{Fault, Place};
+use crate::store::{self, Fault, Place};
 use crate::sys::clock::wall;
 use crate::sys::output::complain;
 use crate::sys::signal::OnEntry;
@@ -27,10 +27,12 @@ const REDRAW_EVERY_MS: u64 = 1_000;
 pub(super) fn inspect(asked: &Inspect, on_entry: &OnEntry) -> anyhow::Result<u8> {
     // Nothing is held here that a signal could leak.
     let _ = on_entry.restore();
+    let access = options::access(&asked.service);
+    options::check_paths(&asked.paths, &access)?;
     if asked.watch {
-        return watch(asked, on_entry);
+        return watch(asked, &access, on_entry);
     }
-    let found = look(&asked.paths);
+    let found = look(&asked.paths, &access, on_entry);
     for problem in &found.errors {
         complain(&problem.error);
     }
@@ -60,7 +62,7 @@ fn code(lock: &Lock) -> u8 {
     }
 }
 
-fn look(paths: &[OsString]) -> Inspection {
+fn look(paths: &[OsString], access: &Access, on_entry: &OnEntry) -> Inspection {
     let mut view = View::default();
     let mut found = Inspection {
         withlock_report: document::VERSION,
@@ -72,6 +74,17 @@ fn look(paths: &[OsString]) -> Inspection {
     };
     let mut in_directories = Vec::new();
     for path in paths {
+        match store::service(path, access, on_entry).and_then(|service| service.map(|s| s.look()).transpose()) {
+            Ok(Some(looks)) => {
+                looks.into_iter().for_each(|look| view.add_look(look));
+                continue;
+            }
+            Ok(None) => {}
+            Err(fault) => {
+                found.errors.push(problem(path, fault));
+                continue;
+            }
+        }
         let added = match Asked::of(path) {
             Asked::Lock(lock) | Asked::Quarantine(lock) => {
                 Place::open(&lock, false).and_then(|place| view.add(&lock, &place))
@@ -112,14 +125,14 @@ fn directory(
 }
 
 /// Draws the page every second, until a signal ends it.
-fn watch(asked: &Inspect, on_entry: &OnEntry) -> anyhow::Result<u8> {
+fn watch(asked: &Inspect, access: &Access, on_entry: &OnEntry) -> anyhow::Result<u8> {
     if !terminal::is_terminal() {
         return Err(Usage("--watch needs a terminal; try: withlock inspect".into()).into());
     }
     let sleeper = Sleeper::new(on_entry);
     let paint = Paint { colour: terminal::wants_colour() };
     loop {
-        let found = look(&asked.paths);
+        let found = look(&asked.paths, access, on_entry);
         let mut text = page(&found.locks, &found.unclear, found.at_ms, paint);
         for problem in &found.errors {
             text.push_str(&format!("withlock: {}\n", problem.error));

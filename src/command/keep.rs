@@ -2,7 +2,7 @@
 
 use crate::lease::{renew_every_ms, retry_every_ms};
 use crate::machine::{LOOK_EVERY_MS, Renewal};
-use crate::store::Held;
+use crate::store::{Held, News};
 use crate::sys::clock::boot_ms;
 use crate::sys::keeper::{Vigil, Watched, Woken};
 use crate::sys::sleep;
@@ -12,7 +12,8 @@ use crate::sys::sleep;
 ///
 /// Nothing is said: there is nobody to say it to. Signals are blocked, as in every `withlock`, and stay
 /// so: the lock must not go before the process does.
-pub(super) fn keep(mut held: Box<dyn Held>, process: &Watched, ttl_ms: u64) {
+pub(super) fn keep(mut held: Box<dyn Held>, process: &Watched) {
+    let ttl_ms = held.ttl_ms();
     let vigil = loop {
         match Vigil::new(process, held.alarm()) {
             Ok(vigil) => break vigil,
@@ -20,19 +21,33 @@ pub(super) fn keep(mut held: Box<dyn Held>, process: &Watched, ttl_ms: u64) {
             Err(_) => sleep::pause(100),
         }
     };
+    held.after_fork();
     let mut next_renewal_ms = held.granted_boot_ms().saturating_add(renew_every_ms(ttl_ms));
     loop {
+        let mut renewals = Vec::new();
+        while let Some(news) = held.news() {
+            match news {
+                News::Renewed(renewal) => renewals.push(renewal),
+                News::Lost(_) => return,
+            }
+        }
         let now_ms = boot_ms();
         if now_ms >= next_renewal_ms {
-            next_renewal_ms = match held.renew() {
-                Renewal::Confirmed => now_ms.saturating_add(renew_every_ms(ttl_ms)),
-                Renewal::Contested | Renewal::Failed(_) => now_ms + retry_every_ms(ttl_ms),
-                Renewal::Lost(_) => return,
-            };
+            // An answer that is still to come is waited for, for a whole period.
+            next_renewal_ms = now_ms.saturating_add(renew_every_ms(ttl_ms));
+            renewals.push(held.renew());
         } else if held.look().is_some() {
             return;
         }
-        if vigil.sleep(next_renewal_ms.min(boot_ms() + LOOK_EVERY_MS)) == Woken::ProcessEnded {
+        for renewal in renewals {
+            match renewal {
+                Renewal::Pending => {}
+                Renewal::Confirmed => next_renewal_ms = now_ms.saturating_add(renew_every_ms(ttl_ms)),
+                Renewal::Contested | Renewal::Failed(_) => next_renewal_ms = now_ms + retry_every_ms(ttl_ms),
+                Renewal::Lost(_) => return,
+            }
+        }
+        if vigil.sleep(held.news_descriptor(), next_renewal_ms.min(boot_ms() + LOOK_EVERY_MS)) == Woken::ProcessEnded {
             // What cannot be released expires; nothing else is left to try.
             let _ = held.release();
             return;

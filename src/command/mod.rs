@@ -13,6 +13,7 @@ mod release;
 mod renew;
 mod reserve;
 mod run;
+mod service;
 mod view;
 
 use std::ffi::OsString;
@@ -90,13 +91,13 @@ fn dispatch(words: &[OsString], on_entry: OnEntry) -> anyhow::Result<u8> {
 fn subordinate(subcommand: Sub, on_entry: &OnEntry) -> anyhow::Result<u8> {
     match subcommand {
         Sub::Acquire(given) => acquire::acquire(given, on_entry),
-        Sub::Renew(given) => renew::renew(given),
-        Sub::Release(given) => release::release(given),
+        Sub::Renew(given) => renew::renew(given, on_entry),
+        Sub::Release(given) => release::release(given, on_entry),
         Sub::Reserve(given) => reserve::reserve(given, on_entry),
         Sub::Inspect(asked) => inspect::inspect(&asked, on_entry),
         Sub::Break(asked) => break_::break_lock(&asked, on_entry),
         Sub::Reclaim(asked) => reclaim::reclaim(&asked, on_entry),
-        Sub::Check(asked) => check::check(&asked),
+        Sub::Check(asked) => check::check(&asked, on_entry),
     }
 }
 

@@ -49,14 +49,29 @@ pub(super) fn obtain(
     let enclosing = process::variable("WITHLOCK_HELD").unwrap_or_default();
     let began_ms = boot_ms();
     let mut notice = Notice { quiet, is_terminal: None, said: false };
+    let mut outage = Outage { was_reached: false, said: false };
     loop {
-        let busy = match store.attempt(offer)? {
-            Attempt::Granted(held) => {
+        let busy = match store.attempt(offer) {
+            Ok(Attempt::Granted(held)) => {
                 notice.clear();
                 return Ok(Obtained::Lock(held));
             }
-            Attempt::Busy(busy) => busy,
+            Ok(Attempt::Busy(busy)) => busy,
+            Err(fault) => {
+                let waited_ms = boot_ms().saturating_sub(began_ms);
+                let left_ms = outage.left_ms(&fault, patience, waited_ms);
+                if left_ms == 0 {
+                    notice.clear();
+                    return Err(fault);
+                }
+                if !quiet && waited_ms >= SPEAK_AFTER_MS {
+                    outage.say(&fault);
+                }
+                store.pause(left_ms);
+                continue;
+            }
         };
+        outage = Outage { was_reached: true, said: false };
         // The variable alone proves nothing: it counts only while the file still carries that nonce.
         if let Some(record) = &busy.record
             && is_among(&enclosing, &record.nonce)
@@ -77,6 +92,30 @@ pub(super) fn obtain(
         let word =
             notice.word(&busy, lock, began_ms).filter(|word| word.at_boot_ms < boot_ms().saturating_add(left_ms));
         notice.said |= store.wait(&busy, left_ms.min(next_ms), word)?;
+    }
+}
+
+/// Nobody answers who could say whether the lock is free.
+struct Outage {
+    was_reached: bool,
+    said: bool,
+}
+
+impl Outage {
+    /// For how long it is borne: to the end of a limited patience. Without a limit one that begins during
+    /// the wait is, and one that is there from the beginning is not: it may be a mistake.
+    fn left_ms(&self, fault: &Fault, patience: Patience, waited_ms: u64) -> u64 {
+        match patience {
+            _ if !fault.may_pass() => 0,
+            Patience::Forever => u64::from(self.was_reached) * u64::MAX,
+            Patience::AtMost(most_ms) => most_ms.saturating_sub(waited_ms),
+        }
+    }
+
+    fn say(&mut self, fault: &Fault) {
+        if !std::mem::replace(&mut self.said, true) {
+            output::complain(&format!("waiting: {fault}"));
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::report::document::{self, FateWord, PathText, Quarantined, Reclamation
 use crate::report::reclaim::{history, page};
 use crate::store::look::list;
 use crate::store::reclaim::{Fate, Survey, remove};
-use crate::store::{Fault, Place};
+use crate::store::{self, Fault, Place};
 use crate::sys::clock::wall;
 use crate::sys::describe;
 use crate::sys::file::Kind;
@@ -23,7 +23,7 @@ use crate::text::{Shown, duration};
 
 use super::paths::{Asked, beside, listing, problem, with_slash};
 use super::view::{View, apply_guard, guard_of};
-use super::write;
+use super::{service, write};
 
 /// Removes quarantines; the exit code.
 pub(super) fn reclaim(asked: &Reclaim, on_entry: &OnEntry) -> anyhow::Result<u8> {
@@ -36,8 +36,21 @@ pub(super) fn reclaim(asked: &Reclaim, on_entry: &OnEntry) -> anyhow::Result<u8>
         quarantine: Vec::new(),
         errors: Vec::new(),
     };
-    let mut todo = Vec::new();
+    let access = options::access(&asked.service);
+    options::check_paths(&asked.paths, &access)?;
+    let (mut todo, mut services) = (Vec::new(), Vec::new());
     for path in &asked.paths {
+        match store::service(path, &access, on_entry) {
+            Ok(Some(service)) => {
+                services.push((path, service));
+                continue;
+            }
+            Ok(None) => {}
+            Err(fault) => {
+                report.errors.push(problem(path, fault));
+                continue;
+            }
+        }
         match group(path) {
             Ok(group) => todo.push(group),
             Err(fault) => report.errors.push(problem(path, fault)),
@@ -53,6 +66,11 @@ pub(super) fn reclaim(asked: &Reclaim, on_entry: &OnEntry) -> anyhow::Result<u8>
             if let Err(fault) = one_lock(&lock, names, older_than_ms, &mut view, &mut report) {
                 report.errors.push(problem(&lock, fault));
             }
+        }
+    }
+    for (path, service) in services {
+        if let Err(fault) = service::reclaim(service.as_ref(), older_than_ms, &mut view, &mut report) {
+            report.errors.push(problem(path, fault));
         }
     }
     let _ = on_entry.restore();

@@ -8,7 +8,7 @@ use crate::exit::Exit;
 use crate::machine::{Machine, Outcome, Terms};
 use crate::options::Plan;
 use crate::record::{Guard, Nonce};
-use crate::store::{Busy, FileStore, Held, NotReleased, Offer, Store};
+use crate::store::{self, Busy, Held, NotReleased, Offer, Store};
 use crate::supervise::{supervise, supervise_briefly};
 use crate::sys::clock::boot_ms;
 use crate::sys::output::complain;
@@ -28,13 +28,12 @@ const SIGNALLED: u8 = 128;
 pub(super) fn run(plan: Plan, on_entry: OnEntry) -> anyhow::Result<u8> {
     let (job, mut store) = Job::prepare(plan, on_entry)?;
     let plan = &job.plan;
-    if plan.verbose && !store.place().file_system.local {
-        complain(&format!(
-            "{}: not a local file system: other hosts do not see the guard; mount it without look-up and attribute caches",
-            Shown::os(&plan.lock)
-        ));
+    if plan.verbose
+        && let Some(caveat) = store.caveat()
+    {
+        complain(&format!("{}: {caveat}", Shown::os(&plan.lock)));
     }
-    let obtained = obtain(&mut store, &offer(plan), plan.patience, &plan.lock, plan.quiet)?;
+    let obtained = obtain(store.as_mut(), &offer(plan), plan.patience, &plan.lock, plan.quiet)?;
     // Gives the signal dispositions back that waiting needed.
     drop(store);
     match obtained {
@@ -56,7 +55,7 @@ pub(super) fn run(plan: Plan, on_entry: OnEntry) -> anyhow::Result<u8> {
 pub(super) fn start_early(plan: Plan, on_entry: OnEntry) -> Option<Started> {
     let (job, mut store) = Job::prepare(plan, on_entry).ok()?;
     let plan = &job.plan;
-    let Ok(Obtained::Lock(held)) = obtain(&mut store, &offer(plan), plan.patience, &plan.lock, plan.quiet) else {
+    let Ok(Obtained::Lock(held)) = obtain(store.as_mut(), &offer(plan), plan.patience, &plan.lock, plan.quiet) else {
         return None;
     };
     drop(store);
@@ -130,10 +129,10 @@ struct Job {
 }
 
 impl Job {
-    fn prepare(plan: Plan, mut on_entry: OnEntry) -> anyhow::Result<(Self, FileStore)> {
+    fn prepare(plan: Plan, mut on_entry: OnEntry) -> anyhow::Result<(Self, Box<dyn Store>)> {
         let signals = Signals::open().map_err(|errno| System::new("open a signal descriptor", errno))?;
         on_entry.receive_child_statuses().map_err(|errno| System::new("reset SIGCHLD", errno))?;
-        let store = FileStore::open(&plan.lock, plan.lease.parents, &on_entry)?;
+        let store = store::open(&plan.lock, plan.lease.parents, &plan.access, &on_entry)?;
         let lock = store.absolute_name()?;
         Ok((Job { plan, lock, signals, on_entry }, store))
     }
@@ -223,7 +222,7 @@ impl Job {
         // Without it orphans of COMMAND would escape when all of its tree must end.
         let _ = process::become_subreaper();
         let terms = Terms {
-            ttl_ms: held.map(|_| self.plan.lease.ttl_ms),
+            ttl_ms: held.map(Held::ttl_ms),
             renew: self.plan.renew,
             may_be_unseen: held.is_some_and(Held::may_be_unseen),
             max_hold_ms: self.plan.max_hold_ms,
@@ -239,6 +238,10 @@ impl Job {
 
     fn program(&self, argv: &[OsString], mode: &Mode) -> Result<Program, Errno> {
         let mut set: Vec<(&str, OsString)> = vec![("WITHLOCK_LOCK", self.lock.clone())];
+        // So that `check` in COMMAND reaches the same service in the same way.
+        for (name, file) in self.plan.access.variables() {
+            set.extend(file.and_then(|file| process::absolute(file)).map(|file| (name, file)));
+        }
         let mut unset = Vec::new();
         let name = match mode {
             Mode::Locked { nonce, fence, is_new } => {
@@ -282,6 +285,7 @@ impl Job {
     fn release(&self, held: Box<dyn Held>, code: u8) -> u8 {
         let own = |ours: Exit| if code == 0 { ours.code() } else { code };
         let path = Shown::os(&self.plan.lock);
+        let ttl = duration(held.ttl_ms());
         match held.release() {
             Ok(remark) => {
                 if let Some(remark) = remark {
@@ -294,7 +298,6 @@ impl Job {
                 own(Exit::Lost)
             }
             Err(NotReleased::Failed(fault)) => {
-                let ttl = duration(self.plan.lease.ttl_ms);
                 complain(&format!("{fault}; the lock stays and expires within {ttl}"));
                 // What would be "can never be taken" before a grant is an error now: it was taken.
                 own(if fault.exit() == Exit::NotPermitted { Exit::NotPermitted } else { Exit::Io })

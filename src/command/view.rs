@@ -69,6 +69,11 @@ impl View {
         Ok(())
     }
 
+    /// Adds a lock of which all is known already.
+    pub(super) fn add_lock(&mut self, lock: Lock) {
+        self.locks.push((lock, Pending::default()));
+    }
+
     fn epoch(&mut self, lock: &mut Lock, pending: &mut Pending, place: &Place, epoch: Epoch, now: Stamp) {
         lock.file = Some(self.file(&epoch.stat));
         lock.renewed_at_ms = Some(epoch.mtime().ms());
@@ -158,7 +163,7 @@ impl View {
         }
     }
 
-    fn user(&mut self, uid: u32) -> Option<String> {
+    pub(super) fn user(&mut self, uid: u32) -> Option<String> {
         self.users.entry(uid).or_insert_with(|| user::name(uid)).clone()
     }
 
@@ -171,7 +176,7 @@ impl View {
         }
     }
 
-    fn holder(&mut self, record: &Record) -> Holder {
+    pub(super) fn holder(&mut self, record: &Record) -> Holder {
         let mut holder = Holder::of(record, self.user(record.uid));
         let me = process::Who::am_i();
         let running = Running::started_at(record.pid, record.pid_started);

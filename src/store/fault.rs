@@ -42,6 +42,22 @@ pub enum Fault {
         /// The directory as the user gave it.
         path: Vec<u8>,
     },
+    /// The service that keeps the lock cannot be reached.
+    Unreachable {
+        /// The lock, or the file that was to tell how to reach it, as the user gave it.
+        path: Vec<u8>,
+        /// Which server, and what was wrong with it.
+        why: String,
+        /// Trying again does not help.
+        standing: bool,
+    },
+    /// The service that keeps the lock did not do what it was asked, for other reasons than permission.
+    Service {
+        /// The lock as the user gave it.
+        path: Vec<u8>,
+        /// What it was asked, which server, and what that said.
+        why: String,
+    },
     /// The system refused something other than the lock.
     System {
         /// What was being done.
@@ -52,13 +68,19 @@ pub enum Fault {
 }
 
 impl Fault {
+    /// Whether trying again may help: nothing is wrong with the request, only nobody answers.
+    pub fn may_pass(&self) -> bool {
+        matches!(self, Fault::Unreachable { standing: false, .. })
+    }
+
     /// The exit code that it leads to.
     pub fn exit(&self) -> Exit {
         match self {
             Fault::CannotTake { .. } | Fault::NoNumber { .. } => Exit::CannotTake,
             Fault::HasNumbers { .. } => Exit::Usage,
             Fault::NotPermitted { .. } => Exit::NotPermitted,
-            Fault::Io { .. } => Exit::Io,
+            Fault::Io { .. } | Fault::Service { .. } => Exit::Io,
+            Fault::Unreachable { .. } => Exit::Unreachable,
             Fault::System { .. } => Exit::System,
         }
     }
@@ -68,7 +90,7 @@ impl Display for Fault {
     fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
         match self {
             Fault::CannotTake { path, why } => write!(out, "{}: cannot be locked: {why}", Shown(path)),
-            Fault::NotPermitted { path, why } => write!(out, "{}: {why}", Shown(path)),
+            Fault::NotPermitted { path, why } | Fault::Service { path, why } => write!(out, "{}: {why}", Shown(path)),
             Fault::Io { path, doing, errno } => write!(out, "{}: cannot {doing}: {}", Shown(path), describe(*errno)),
             Fault::HasNumbers { path } => {
                 write!(out, "{}: it has numbers already, --start is for an empty directory", Shown(path))
@@ -76,6 +98,7 @@ impl Display for Fault {
             Fault::NoNumber { path } => {
                 write!(out, "{}: no number is left, {} was reached", Shown(path), u64::MAX)
             }
+            Fault::Unreachable { path, why, .. } => write!(out, "{}: cannot be reached: {why}", Shown(path)),
             Fault::System { doing, errno } => write!(out, "cannot {doing}: {}", describe(*errno)),
         }
     }

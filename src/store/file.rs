@@ -89,11 +89,6 @@ impl FileStore {
         })
     }
 
-    /// Writes another process into the record than this one: the one that people should look at.
-    pub fn on_behalf_of(&mut self, pid: u32, pid_started: u64) {
-        (self.who.pid, self.who.pid_started) = (pid, pid_started);
-    }
-
     /// Where the lock is.
     pub fn place(&self) -> &Place {
         &self.place
@@ -388,7 +383,7 @@ impl FileHeld {
                     self.give_up();
                     return Ok(false);
                 }
-                Ok(Renewal::Failed(_)) => late = true,
+                Ok(Renewal::Failed(_) | Renewal::Pending) => late = true,
                 Err(errno) => {
                     self.give_up();
                     return Err(self.place.io("verify it", errno));
@@ -506,8 +501,19 @@ impl Store for FileStore {
         Ok(word_was_said)
     }
 
+    fn on_behalf_of(&mut self, pid: u32, pid_started: u64) {
+        (self.who.pid, self.who.pid_started) = (pid, pid_started);
+    }
+
     fn absolute_name(&self) -> Result<OsString, Fault> {
         self.place.absolute()
+    }
+
+    fn caveat(&self) -> Option<String> {
+        (!self.place.file_system.local).then(|| {
+            "not a local file system: other hosts do not see the guard; mount it without look-up and attribute caches"
+                .into()
+        })
     }
 }
 

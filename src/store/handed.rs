@@ -55,6 +55,8 @@ pub fn renew(place: Place, nonce: Nonce) -> Result<Handed, Fault> {
             // Whoever is in the slot ends it by then, or sees the touch and leaves.
             Ok(Renewal::Contested) if boot_ms() < until_ms => sleep::pause(retry_every_ms(ttl_ms).min(50)),
             Ok(Renewal::Contested) => return Ok(Handed::NotNow("another process wants to end it".into())),
+            // A file answers at once.
+            Ok(Renewal::Pending) => {}
             Ok(Renewal::Failed(why)) => return Ok(Handed::NotNow(why)),
             Err(errno @ (Errno::EACCES | Errno::EPERM)) => return Err(place.not_permitted("renew it", errno)),
             Err(errno) => return Err(place.change_fault("renew it", errno)),

@@ -360,6 +360,10 @@ impl Held for FileHeld {
         self.granted_boot_ms
     }
 
+    fn ttl_ms(&self) -> u64 {
+        self.record.ttl_ms
+    }
+
     fn inherited_guard(&self) -> Option<RawFd> {
         self.inherited.as_ref().map(AsRawFd::as_raw_fd)
     }

@@ -3,6 +3,8 @@
 
 mod claim;
 mod end;
+#[cfg(feature = "etcd")]
+mod etcd;
 mod fault;
 pub mod file;
 pub mod handed;
@@ -11,20 +13,25 @@ pub mod look;
 mod place;
 pub mod reclaim;
 pub mod reserve;
+pub mod service;
 
-use std::ffi::OsString;
-use std::os::fd::RawFd;
+use std::ffi::{OsStr, OsString};
+use std::os::fd::{BorrowedFd, RawFd};
 
+use crate::address::is_address;
 use crate::machine::Renewal;
+use crate::options::Access;
 use crate::record::{Guard, Nonce, Record};
 use crate::sys::keeper::Alarm;
 use crate::sys::lookout::Word;
+use crate::sys::signal::OnEntry;
 
 pub use end::{Basis, End, Ending, end};
 pub use fault::Fault;
 pub use file::FileStore;
 pub use held::FileHeld;
 pub use place::{Epoch, Known, Place, Seen};
+pub use service::Service;
 
 /// What a contender asks for.
 #[derive(Clone, Debug)]
@@ -80,8 +87,19 @@ pub trait Store {
     /// lasts so long, says `word` meanwhile; whether it did.
     fn wait(&mut self, busy: &Busy, for_ms: u64, word: Option<Word>) -> Result<bool, Fault>;
 
+    /// Sleeps a moment, at most `for_ms`, before a service that could not be asked is asked again.
+    fn pause(&mut self, _for_ms: u64) {}
+
+    /// The holder that people should look at is another process than this one.
+    fn on_behalf_of(&mut self, pid: u32, pid_started: u64);
+
     /// The lock's name, absolute, as COMMAND is told it.
     fn absolute_name(&self) -> Result<OsString, Fault>;
+
+    /// What somebody who wants to be told everything should know about this place.
+    fn caveat(&self) -> Option<String> {
+        None
+    }
 }
 
 /// How a release ended, if not well.
@@ -91,6 +109,15 @@ pub enum NotReleased {
     Lost(String),
     /// It is still ours and could not be given back.
     Failed(Fault),
+}
+
+/// What a store tells of a lock when it learns it, rather than when it is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum News {
+    /// The answer to a renewal that was pending.
+    Renewed(Renewal),
+    /// The lock is not ours any more; what was found instead.
+    Lost(String),
 }
 
 /// A lock that is ours. Dropping it gives nothing back: the lock expires after its ttl, as after a
@@ -103,18 +130,72 @@ pub trait Held: std::fmt::Debug {
     fn fence(&self) -> Option<u64>;
     /// When the grant was begun, by the boot clock: the lease counts from here.
     fn granted_boot_ms(&self) -> u64;
+    /// The lease that was granted, in milliseconds: what was asked for, or more.
+    fn ttl_ms(&self) -> u64;
     /// The guard's descriptor that COMMAND is to inherit, if any.
     fn inherited_guard(&self) -> Option<RawFd>;
     /// Whether contenders are possible that do not see our guard.
     fn may_be_unseen(&self) -> bool;
-    /// Renews the lease.
+    /// Renews the lease, without waiting for anybody: [`Renewal::Pending`] where its answer comes later,
+    /// as news.
     fn renew(&mut self) -> Renewal;
-    /// A cheap look whether the lock is still there; `Some` says what was found instead.
+    /// A cheap look whether the lock is still there, without waiting either; `Some` says what was found
+    /// instead.
     fn look(&mut self) -> Option<String>;
     /// Tells at once when the lock may have been taken away, where this host can.
     fn alarm(&self) -> Option<Alarm> {
         None
     }
+    /// Readable while there is news.
+    fn news_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+    /// What has been learnt since it was last asked.
+    fn news(&mut self) -> Option<News> {
+        None
+    }
+    /// This process is a fork of the one that was granted the lock: whatever that one had running beside
+    /// it is not here.
+    fn after_fork(&mut self) {}
     /// Gives the lock back. `Ok` may carry a remark for people.
     fn release(self: Box<Self>) -> Result<Option<String>, NotReleased>;
+}
+
+/// The store that a LOCK names, for a contender.
+pub fn open(lock: &OsStr, parents: bool, access: &Access, on_entry: &OnEntry) -> Result<Box<dyn Store>, Fault> {
+    if is_address(lock) {
+        return open_service(lock, access, on_entry);
+    }
+    Ok(Box::new(FileStore::open(lock, parents, on_entry)?))
+}
+
+#[cfg(feature = "etcd")]
+fn open_service(lock: &OsStr, access: &Access, on_entry: &OnEntry) -> Result<Box<dyn Store>, Fault> {
+    Ok(Box::new(etcd::EtcdStore::open(lock, access, on_entry)?))
+}
+
+#[cfg(not(feature = "etcd"))]
+fn open_service(lock: &OsStr, _access: &Access, _on_entry: &OnEntry) -> Result<Box<dyn Store>, Fault> {
+    Err(built_without(lock))
+}
+
+/// The service that a LOCK or a prefix of locks names, for operators and scripts; `None`: it is a path.
+pub fn service(lock: &OsStr, access: &Access, on_entry: &OnEntry) -> Result<Option<Box<dyn Service>>, Fault> {
+    if is_address(lock) { operate(lock, access, on_entry).map(Some) } else { Ok(None) }
+}
+
+#[cfg(feature = "etcd")]
+fn operate(lock: &OsStr, access: &Access, on_entry: &OnEntry) -> Result<Box<dyn Service>, Fault> {
+    Ok(Box::new(etcd::EtcdService::open(lock, access, on_entry)?))
+}
+
+#[cfg(not(feature = "etcd"))]
+fn operate(lock: &OsStr, _access: &Access, _on_entry: &OnEntry) -> Result<Box<dyn Service>, Fault> {
+    Err(built_without(lock))
+}
+
+#[cfg(not(feature = "etcd"))]
+fn built_without(lock: &OsStr) -> Fault {
+    let why = "this withlock was built without etcd (cargo feature `etcd`)".into();
+    Fault::CannotTake { path: std::os::unix::ffi::OsStrExt::as_bytes(lock).to_vec(), why }
 }

@@ -535,3 +535,8 @@ pub fn absolute(path: &std::path::Path) -> Result<OsString> {
     whole.push(path);
     Ok(whole.into_os_string())
 }
+
+/// A whole file, by any path: a setting, no lock.
+pub fn whole(path: &OsStr) -> Result<Vec<u8>> {
+    std::fs::read(path).map_err(|error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
+}

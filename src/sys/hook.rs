@@ -43,6 +43,8 @@ pub enum Step {
     ReleaseGuard,
     /// Exclusive creation of a reserved number's marker.
     Mark,
+    /// An attempt at a lock service that a signal interrupts takes back what it may leave behind.
+    TakeBack,
 }
 
 /// All steps, with the names used in `WITHLOCK_LEAVE_OUT`.
@@ -66,6 +68,7 @@ pub const STEPS: &[(Step, &str)] = &[
     (Step::Enter, "enter"),
     (Step::ReleaseGuard, "release-guard"),
     (Step::Mark, "mark"),
+    (Step::TakeBack, "take-back"),
 ];
 
 #[cfg(not(feature = "switches"))]

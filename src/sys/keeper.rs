@@ -1,6 +1,6 @@
 //! A process that stays behind to watch another one.
 
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -60,8 +60,9 @@ pub enum Side {
 pub fn split_off() -> Result<Side> {
     // Had before the fork: from there on nothing may fail.
     let null = open("/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty())?;
-    // SAFETY: no other thread of this process ever enters the C library or allocates (the lookout, if
-    // there was a wait, makes its system calls itself), so the child may go on like any process.
+    // SAFETY: the lookout, if there was a wait, makes its system calls itself. Threads that wait for a lock
+    // service may have locked something: the child leaves all of it alone (`Held::after_fork`), but for the
+    // allocator, which the C library makes good in the child. So the child may go on like any process.
     if let ForkResult::Parent { .. } = unsafe { fork() }? {
         return Ok(Side::Caller);
     }
@@ -140,12 +141,13 @@ impl<'a> Vigil<'a> {
         Ok(Vigil { process, alarm, timer: TimerFd::new(ClockId::CLOCK_BOOTTIME, flags)? })
     }
 
-    /// Sleeps until something happens, at most until `until_boot_ms`.
-    pub fn sleep(&self, until_boot_ms: u64) -> Woken {
+    /// Sleeps until something happens or `also` is readable, at most until `until_boot_ms`.
+    pub fn sleep(&self, also: Option<BorrowedFd<'_>>, until_boot_ms: u64) -> Woken {
         let at = TimeSpec::from_duration(Duration::from_millis(until_boot_ms.max(1)));
         let set = self.timer.set(Expiration::OneShot(at), TimerSetTimeFlags::TFD_TIMER_ABSTIME);
         let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let mut wait = vec![readable(self.process.process.fd().as_fd()), readable(self.timer.as_fd())];
+        wait.extend(also.map(readable));
         wait.extend(self.alarm.as_ref().map(|alarm| readable(alarm.0.as_fd())));
         // Never without an end, should the timer not have been set.
         let _ = poll(&mut wait, PollTimeout::from(if set.is_ok() { 60_000_u16 } else { 500 }));

@@ -312,6 +312,11 @@ pub fn variable(name: &str) -> Option<OsString> {
     })
 }
 
+/// A file's name as seen from any working directory.
+pub fn absolute(file: &OsStr) -> Option<std::ffi::OsString> {
+    std::path::absolute(file).ok().map(Into::into)
+}
+
 /// The base name of a command, for people.
 pub fn base_name(argv0: &OsStr) -> String {
     Path::new(argv0).file_name().unwrap_or(argv0).to_string_lossy().into_owned()

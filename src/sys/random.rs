@@ -29,3 +29,8 @@ pub fn nonce() -> Nonce {
 pub fn jittered_ms(ms: u64) -> u64 {
     SmallRng::seed_from_u64(u64::from_ne_bytes(fill())).random_range(ms / 2..=ms)
 }
+
+/// A random number above zero.
+pub fn positive() -> i64 {
+    i64::from_ne_bytes(fill()) & i64::MAX | 1
+}

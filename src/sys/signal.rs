@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::Result;
 use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, sigaction, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
@@ -89,6 +90,41 @@ impl Signals {
 impl AsFd for Signals {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+/// Tells that a signal has arrived which will end this process once it is let through: for what must be
+/// tidied up before. It stays pending.
+#[derive(Debug)]
+pub struct Fatal(SignalFd);
+
+impl Fatal {
+    /// Those that were neither blocked nor ignored on entry, and whose default action ends a process.
+    pub fn open(on_entry: &OnEntry) -> Result<Self> {
+        let mut fatal = SigSet::all();
+        for signal in Signal::iterator() {
+            let harmless = matches!(
+                signal,
+                Signal::SIGCHLD
+                    | Signal::SIGCONT
+                    | Signal::SIGURG
+                    | Signal::SIGWINCH
+                    | Signal::SIGTSTP
+                    | Signal::SIGTTIN
+                    | Signal::SIGTTOU
+            );
+            if harmless || on_entry.while_waiting().contains(signal) || is_ignored(signal as i32) {
+                fatal.remove(signal);
+            }
+        }
+        SignalFd::with_flags(&fatal, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map(Fatal)
+    }
+
+    /// Waits until one has arrived (`true`) or `other` is readable; for at most `for_ms`.
+    pub fn or_readable(&self, other: BorrowedFd<'_>, for_ms: u64) -> bool {
+        let timeout = PollTimeout::try_from(for_ms.min(60_000)).unwrap_or(PollTimeout::ZERO);
+        let mut both = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN), PollFd::new(other, PollFlags::POLLIN)];
+        poll(&mut both, timeout).is_ok_and(|ready| ready > 0) && both[0].any().unwrap_or(false)
     }
 }
 

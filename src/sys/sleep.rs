@@ -1,12 +1,14 @@
 //! Waiting without a lock: asleep on a guard or on a clock, while signals act as they did on entry.
 
 use std::ffi::OsStr;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use nix::Result;
 use nix::errno::Errno;
 use nix::libc;
+use nix::poll::{PollFd, PollFlags};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, sigaction, sigprocmask};
 use nix::sys::time::TimeSpec;
 
@@ -96,6 +98,29 @@ impl Sleeper {
             }
             let timeout = TimeSpec::from_duration(Duration::from_millis(left_ms));
             let _ = nix::poll::ppoll(&mut [], Some(timeout), Some(self.mask));
+        }
+    }
+
+    /// Sleeps until `descriptor` is readable, at most for `for_ms`; whether it is.
+    pub fn sleep_until_readable(&self, descriptor: BorrowedFd<'_>, for_ms: u64) -> bool {
+        let until_ms = boot_ms().saturating_add(for_ms);
+        loop {
+            let timeout = TimeSpec::from_duration(Duration::from_millis(until_ms.saturating_sub(boot_ms())));
+            let mut readable = [PollFd::new(descriptor, PollFlags::POLLIN)];
+            match nix::poll::ppoll(&mut readable, Some(timeout), Some(self.mask)) {
+                Ok(0) => return false,
+                Ok(_) => return true,
+                Err(_) if boot_ms() >= until_ms => return false,
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Lets signals act that have arrived while they were blocked.
+    pub fn let_signals_act(&self) {
+        let mut blocked = SigSet::empty();
+        if sigprocmask(SigmaskHow::SIG_SETMASK, Some(&self.mask), Some(&mut blocked)).is_ok() {
+            let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&blocked), None);
         }
     }
 

@@ -1,6 +1,6 @@
 //! One descriptor to wait on: signals, and a point in time on the boot clock.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use nix::Result;
@@ -28,19 +28,22 @@ impl Waiter {
         Waiter { timer: None, is_first: true }
     }
 
-    /// Returns when a signal has arrived or `until_boot_ms` is reached.
-    pub fn wait(&mut self, signals: &Signals, until_boot_ms: u64) -> Result<()> {
+    /// Returns when a signal has arrived, `also` is readable, or `until_boot_ms` is reached.
+    pub fn wait(&mut self, signals: &Signals, also: Option<BorrowedFd<'_>>, until_boot_ms: u64) -> Result<()> {
         let left_ms = until_boot_ms.saturating_sub(boot_ms());
         if left_ms == 0 {
             return Ok(());
         }
-        let signal = PollFd::new(signals.as_fd(), PollFlags::POLLIN);
+        let readable = |descriptor| PollFd::new(descriptor, PollFlags::POLLIN);
+        let signal = readable(signals.as_fd());
+        // The signals' descriptor twice is as good as once.
+        let also = also.map_or_else(|| signal.clone(), readable);
         let waited = if std::mem::take(&mut self.is_first) {
             let timeout = PollTimeout::try_from(left_ms.min(60_000)).unwrap_or(PollTimeout::MAX);
-            poll(&mut [signal], timeout)
+            poll(&mut [signal, also], timeout)
         } else {
             let timer = self.set(until_boot_ms)?;
-            poll(&mut [signal, PollFd::new(timer.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE)
+            poll(&mut [signal, also, readable(timer.as_fd())], PollTimeout::NONE)
         };
         match waited {
             Ok(_) | Err(Errno::EINTR) => Ok(()),

@@ -1,6 +1,7 @@
 //! The program as a whole, run for real: one binary, so that everything links once.
 
 mod budget;
+mod both_stores;
 mod cases_clock;
 mod cases_command;
 mod cases_end;
@@ -11,6 +12,18 @@ mod cases_waiting;
 mod contention;
 mod cron;
 mod docs;
+#[cfg(feature = "etcd")]
+mod etcd_access;
+#[cfg(feature = "etcd")]
+mod etcd_contention;
+#[cfg(feature = "etcd")]
+mod etcd_operators;
+#[cfg(feature = "etcd")]
+mod etcd_partition;
+#[cfg(feature = "etcd")]
+mod etcd_peers;
+#[cfg(feature = "etcd")]
+mod etcd_run;
 mod evict_dead;
 mod explorer;
 mod frugal;

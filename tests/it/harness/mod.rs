@@ -4,6 +4,8 @@
 //! The tests need root, `strace`, `curl`, `bash` and the tools of util-linux; a missing one fails the test
 //! that needs it, loudly.
 
+#[cfg(feature = "etcd")]
+mod etcd;
 mod events;
 mod files;
 mod process;
@@ -13,6 +15,8 @@ mod sandbox;
 mod shipped;
 mod strace;
 
+#[cfg(feature = "etcd")]
+pub(crate) use etcd::{Cluster, Proxy};
 pub(crate) use events::{Fifo, Gate, Moments, eventually, never_during};
 pub(crate) use files::{
     Snapshot, age, blank_ages_ms, claims_in, inode, mtime, plant, plant_bytes, planted, record, set_mtime, slots, tree,
