@@ -33,9 +33,26 @@ fn successor(sandbox: &Sandbox, gate: &mut Gate) -> Running {
 }
 
 #[test]
-fn c23_a_holder_delayed_before_its_release_leaves_its_successors_lock_alone() {
+fn c23_a_release_under_way_keeps_others_out_until_it_is_done() {
+    // Without a guard during its hold, it takes one for the release: whoever would evict it waits.
     let sandbox = Sandbox::new();
     let late = delayed_holder(&sandbox, true, "", TAKE_OFF);
+    let mut gate = sandbox.gate();
+    let next = successor(&sandbox, &mut gate);
+    let before = Snapshot::of(&sandbox.lock());
+    let late = late.wait();
+    late.exited(0).silent();
+    assert!(late.took >= Duration::from_secs(3), "it was delayed: {:?}", late.took);
+    assert_eq!(Snapshot::of(&sandbox.lock()), before);
+    gate.open();
+    next.wait().exited(0).silent();
+}
+
+#[test]
+fn c23_a_holder_delayed_before_its_release_leaves_its_successors_lock_alone() {
+    // As on a host whose guards the successor does not see.
+    let sandbox = Sandbox::new();
+    let late = delayed_holder(&sandbox, false, "release-guard", TAKE_OFF);
     let mut gate = sandbox.gate();
     let next = successor(&sandbox, &mut gate);
     let before = Snapshot::of(&sandbox.lock());
@@ -51,7 +68,7 @@ fn c23_a_holder_delayed_before_its_release_leaves_its_successors_lock_alone() {
 fn c23_a_holder_that_releases_by_unlink_removes_its_successors_lock() {
     // The negative control of the test above.
     let sandbox = Sandbox::new();
-    let late = delayed_holder(&sandbox, false, "release-by-slot", TAKE_OFF);
+    let late = delayed_holder(&sandbox, false, "release-by-slot,release-guard", TAKE_OFF);
     let mut gate = sandbox.gate();
     let next = successor(&sandbox, &mut gate);
     let before = inode(&sandbox.lock());

@@ -87,8 +87,11 @@ fn proc_is_read_right() {
     let mut gate = sandbox.gate();
     let running = sandbox.sh(format!("(({}); exit 1); exit 2", gate.script())).start();
     gate.wait_inside();
-    let below = descendants(running.pid());
-    assert!(!below.is_empty() && below.iter().all(|process| process.state == 'S'), "{below:?}");
+    let below = eventually("all of it is asleep", || {
+        let below = descendants(running.pid());
+        let asleep = !below.is_empty() && below.iter().all(|process| process.state == 'S');
+        if asleep { Ok(below) } else { Err(below) }
+    });
     assert_eq!(status_field(running.pid(), "PPid"), Some(std::process::id().to_string()));
     gate.open();
     eventually("it ends", || if process(below[0].pid).is_none() { Ok(()) } else { Err(()) });

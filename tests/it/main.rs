@@ -1,7 +1,7 @@
 //! The program as a whole, run for real: one binary, so that everything links once.
 
-mod budget;
 mod both_stores;
+mod budget;
 mod cases_clock;
 mod cases_command;
 mod cases_end;
