@@ -50,11 +50,17 @@
 //!    later epoch always has a larger one.
 //! 3. fstat, which fixes device and inode as the epoch's identity and the name of its blank slot; then the record, in one
 //!    write. A short write takes the epoch back and is an error. Off local file systems: fsync.
-//! 4. L is still that inode, neither slot exists, and less than a third of the ttl has passed since (1), asked after the
-//!    looks: now it is held. Otherwise renew first, and start over if that is not confirmed. Without this step a maker
-//!    that slept between (1) and (3) would believe in a lock that was evicted as a blank one meanwhile. What is given up
-//!    here goes through the slot like any end, but not while somebody is in the *blank* slot: their rename may be under
-//!    way, and ended elsewhere this epoch would leave it to hit the next one. Then the epoch is left to them.
+//! 4. L is still that inode, its blank slot is gone or *sealed*, its slot does not exist, and less than a third of the
+//!    ttl has passed since (1), asked after the looks: now it is held. Otherwise renew first, and start over if that is
+//!    not confirmed. Without this step a maker that slept between (1) and (3) would believe in a lock that was evicted
+//!    as a blank one meanwhile.
+//!
+//! **The seal.** An epoch whose maker stalls has two slots in its life: while it is blank one is named by inode and time
+//! stamp, afterwards one is named by the nonce. Two enders could each win one of them, and the slower one's rename would
+//! hit a successor. So whoever goes on under the later name first takes the place of `lock` in the earlier slot with a
+//! directory, which no rename of a file replaces: the holder in step (4) here and in renew, an ender right after its
+//! claim. If a file is there already, the epoch was ended there. Whoever is past the last look at the blank lock has made
+//! its claim before the record was written, so it is enough to seal the slots that can be seen after that.
 //!
 //! # Renew
 //!
@@ -63,10 +69,10 @@
 //! 1. L still has our identity and our descriptor still shows our nonce, or the lock is **lost**.
 //! 2. Touch the file through the descriptor made at the grant. By path we would refresh a successor.
 //! 3. Look at L once more.
-//! 4. Look for the slot. None: **confirmed**. One that can be removed with rmdir was empty: confirmed, and whoever was
-//!    about to claim in it fails with ENOENT. One that holds a claim: **contested**, look again soon, unless that claim
-//!    is older than the reclaim age, which means that its maker died. All that must have taken less than a third of the
-//!    ttl, or what was seen is too old to prove anything.
+//! 4. Seal the blank slot, if there is one, and look for the slot. None: **confirmed**. One that can be removed with
+//!    rmdir was empty: confirmed, and whoever was about to claim in it fails with ENOENT. One that holds a claim:
+//!    **contested**, look again soon, unless that claim is older than the reclaim age, which means that its maker died.
+//!    All that must have taken less than a third of the ttl, or what was seen is too old to prove anything.
 //!
 //! An ender judges the age again *after* it has made its claim. So one side touches and then looks for a claim, the
 //! other claims and then looks at the touch; whatever the order, one of them sees the other. That is why a confirmed
@@ -76,10 +82,11 @@
 //!
 //! By the process that made the grant, and no other.
 //!
-//! 1. Identity and nonce as in renew, or the lock is lost.
-//! 2. Rename L to the slot's *name*, as a plain file. A delayed rival that still believes in this epoch renames towards
-//!    the same name and fails on it. If a slot directory is there, somebody is ending the epoch: end it through the slot
-//!    instead, with the descriptor and the guard we have.
+//! 1. Identity and nonce as in renew, or the lock is lost. A holder without a guard takes it now, on a local file system,
+//!    so that its slot is not reclaimed while it stalls.
+//! 2. Rename L to the slot's *name*, as a plain file, replacing nothing. A delayed rival that still believes in this
+//!    epoch renames towards the same name and fails on it. If a slot directory is there, somebody is ending the epoch:
+//!    end it through the slot instead, with the descriptor and the guard we have.
 //! 3. Unlock the guard explicitly: a background child may still have the descriptor, and waiters sleep on it.
 //! 4. Unlink the renamed file.
 //!
@@ -93,10 +100,12 @@
 //!    descriptor that it is the inode and nonce that were judged, and take its guard without blocking. If that stays busy
 //!    a process vouches for the epoch: **vetoed**, however old it is. `--force` goes on without the guard.
 //! 2. Make the slot directory, with the permissions of the directory that holds L. It may exist.
-//! 3. Open it, and use only this descriptor from here on.
+//! 3. Open it, and use only this descriptor from here on. On a local file system take a shared flock on it: nobody
+//!    reclaims a slot in which somebody acts, however long they stall.
 //! 4. Create `claim-<k>` in it exclusively: 0, or one above the highest. A claim that is there may be passed over at once
 //!    by whoever has the guard of a local file system, since no other ender can be alive then; by others when it is
-//!    older than the reclaim age. If the create fails with EEXIST or ENOENT somebody else is faster: look again.
+//!    older than the reclaim age. If the create fails with EEXIST or ENOENT somebody else is faster: look again. Then
+//!    seal the slots that this epoch had while it was blank, or blank with an earlier stamp.
 //! 5. L is still this inode and nonce and, for an eviction or an unforced break, still stale, by comparing its time stamp
 //!    with that of the claim just made: two stamps of one file system, no host's clock. If not, withdraw the claim.
 //! 6. `renameat2(L, slot/lock, RENAME_NOREPLACE)`. It cannot hit another epoch: nobody else may end this one any more; if
@@ -112,8 +121,9 @@
 //! # Reclaim
 //!
 //! The occupied name of an ended epoch is a mechanism: it is what a delayed rival fails on. So a slot may go only if the
-//! epoch at L is another, nobody has the guard of the quarantined file, and the slot is older, by its own stamp
-//! against that of a file made just now, than max(ttl, claim deadline) + 5 s. The time in its *name* is older by the
+//! epoch at L is another, nobody has the guard of the quarantined file, on a local file system nobody is in the slot (an
+//! exclusive flock on it can be had), and the slot is older, by its own stamp against that of a file made just now, than
+//! max(ttl, claim deadline) + 5 s. The time in its *name* is older by the
 //! owner's whole life and says nothing. The 5 s are needed because the deadline bounds when a rename is issued, not when
 //! it lands ([`lease::RECLAIM_MARGIN_MS`]). The slot is renamed to a private name first, then deleted. A contender that
 //! has evicted reclaims this lock's aged slots in passing, so that a crash loop does not fill the directory.
