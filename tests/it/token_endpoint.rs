@@ -1,6 +1,7 @@
 //! Real work: sixteen copies of a shell script that refreshes a token which may be used only once.
 
 use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -181,20 +182,19 @@ fn script<'s>(run: Run<'s>, endpoint: &Endpoint) -> Run<'s> {
     run.args(["/bin/sh", SCRIPT, "credentials"]).arg(endpoint.url()).env("PATH", path())
 }
 
-#[test]
-fn sixteen_copies_refresh_a_one_time_token_once_per_expiry_and_are_never_revoked() {
-    let sandbox = Sandbox::new();
+/// Sixteen copies at once, round after round, as soon as the token has expired.
+fn refresh_under(lock: &OsStr, sandbox: &Sandbox, rounds: usize) {
     let endpoint = Endpoint::start(Duration::from_millis(100));
-    login(&sandbox);
-    for round in 1..=6 {
+    login(sandbox);
+    for round in 1..=rounds {
         eventually("the access token has expired", || {
             // By the endpoint's books and by the credentials on disk, which were written a little later.
-            let expires_at_s = endpoint.books().expires_at_s.max(expiry_on_disk(&sandbox));
+            let expires_at_s = endpoint.books().expires_at_s.max(expiry_on_disk(sandbox));
             if unix_seconds() >= expires_at_s { Ok(()) } else { Err(expires_at_s) }
         });
         let before = endpoint.books().refreshes;
         let copies: Vec<_> = (0..COPIES)
-            .map(|_| script(sandbox.withlock().args(["-q", "-w", "35s"]).lock().arg("--"), &endpoint).start())
+            .map(|_| script(sandbox.withlock().args(["-q", "-w", "35s"]).arg(lock).arg("--"), &endpoint).start())
             .collect();
         for copy in copies {
             let finished = copy.wait();
@@ -211,6 +211,20 @@ fn sixteen_copies_refresh_a_one_time_token_once_per_expiry_and_are_never_revoked
         assert!(books.requests_with.values().all(|requests| *requests == 1), "{:?}", books.requests_with);
     }
     assert_eq!(sandbox.names(), ["credentials"], "nothing is left beside the credentials");
+}
+
+#[test]
+fn sixteen_copies_refresh_a_one_time_token_once_per_expiry_and_are_never_revoked() {
+    let sandbox = Sandbox::new();
+    refresh_under(sandbox.lock().as_os_str(), &sandbox, 6);
+}
+
+#[cfg(feature = "etcd")]
+#[test]
+fn by_a_lock_in_etcd_sixteen_copies_refresh_once_per_expiry_as_well() {
+    let (cluster, sandbox) = (crate::harness::Cluster::start(3), Sandbox::new());
+    refresh_under(OsStr::new(&cluster.lock("token")), &sandbox, 4);
+    assert_eq!((cluster.keys(""), cluster.leases()), (Vec::new(), 0));
 }
 
 #[test]
