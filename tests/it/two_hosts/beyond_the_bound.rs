@@ -63,7 +63,7 @@ fn a_release_that_hangs_until_its_quarantine_was_reclaimed_takes_a_successors_lo
         };
         let late = start(&scene, On::A, &gates[0]);
         gates[0].wait_inside();
-        scene.host(On::A).hold_next("rename", "a.lock");
+        scene.host(On::A).hold_next("rename2", "a.lock");
         gates[0].open();
         scene.host(On::A).wait_until_held();
 

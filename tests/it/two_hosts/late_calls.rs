@@ -172,7 +172,7 @@ fn a_release_that_lands_late_leaves_the_successors_lock_alone() {
     undisturbed(|| {
         let mut scene = Scene::new(Server::default());
         let mut gates = [scene.sandbox.gate(), scene.sandbox.gate()];
-        let (late, successor, lock) = released_after_the_successor_came(&mut scene, &mut gates, "rename", ["", ""]);
+        let (late, successor, lock) = released_after_the_successor_came(&mut scene, &mut gates, "rename2", ["", ""]);
         late.wait().exited(76).one_line(&["a.lock"]);
         assert_eq!(inode(&scene.truth()), lock);
         contender(&scene, On::A, "0", "").wait().exited(75);
@@ -185,7 +185,7 @@ fn a_release_that_lands_late_leaves_the_successors_lock_alone() {
 fn a_late_release_takes_the_successors_lock_by_unlink_or_when_its_quarantine_is_reclaimed_too_early() {
     undisturbed(|| {
         // The negative controls of the test above.
-        for (call, steps) in [("unlink", ["release-by-slot", ""]), ("rename", ["", "reclaim-age"])] {
+        for (call, steps) in [("unlink", ["release-by-slot", ""]), ("rename2", ["", "reclaim-age"])] {
             let mut scene = Scene::new(Server::default());
             let mut gates = [scene.sandbox.gate(), scene.sandbox.gate()];
             let (late, successor, _) = released_after_the_successor_came(&mut scene, &mut gates, call, steps);
@@ -319,9 +319,9 @@ fn without_either_a_late_ender_takes_its_successors_lock() {
 }
 
 /// A maker on A stalls between creating its lock and writing the record, for so long that the blank lock
-/// turns stale; an ender on B has verified that, and its rename hangs. Then the maker goes on. Returns the
-/// two, the ender still hanging.
-fn stalled_maker(scene: &mut Scene, gate: &Gate, steps: &str) -> (Running, Running) {
+/// turns stale; an ender on B has verified that, and its rename hangs. Then the maker goes on, and gets in.
+/// Returns the two, the ender still hanging.
+fn stalled_maker(scene: &mut Scene, gate: &mut Gate, steps: &str, rename: &str) -> (Running, Running) {
     // Its first look at what it made: from here on it knows the stamp that names the blank lock's slot.
     scene.host(On::A).hold_next("getattr", "a.lock");
     let (inside, lock) = (format!("{}; {}", scene.alone(), gate.script()), scene.lock(On::A));
@@ -331,42 +331,47 @@ fn stalled_maker(scene: &mut Scene, gate: &Gate, steps: &str) -> (Running, Runni
     age(&scene.truth(), blank_ages_ms().1);
     scene.host(On::A).hold_next("write", "a.lock");
     scene.host(On::A).wait_until_held();
-    scene.host(On::B).hold_next("rename2", "a.lock");
+    scene.host(On::B).hold_next(rename, "a.lock");
     let ender = contender(scene, On::B, "60s", "");
     scene.host(On::B).wait_until_held();
     scene.host(On::A).open_gate();
+    gate.wait_inside();
     (maker, ender)
 }
 
 #[test]
-fn a_maker_that_stalled_before_its_record_waits_for_whoever_ends_its_blank_lock() {
-    undisturbed(|| {
-        let mut scene = Scene::new(Server::default());
-        let mut gate = scene.sandbox.gate();
-        let (maker, ender) = stalled_maker(&mut scene, &gate, "");
-        // Much longer than it takes to give a grant up; then the rename lands.
-        assert!(!gate.somebody_within(Duration::from_secs(6)), "an ender is in the slot of the blank lock");
-        // Ending never grants: either of the two may be the first to get in.
-        gate.open();
-        scene.host(On::B).open_gate();
-        ender.wait().exited(0);
-        maker.wait().exited(0);
-    });
+fn a_maker_that_stalled_before_its_record_seals_the_slot_of_its_blank_lock() {
+    for (can_refuse_to_replace, rename) in [(true, "rename2"), (false, "rename")] {
+        undisturbed(|| {
+            let mut scene = Scene::new(Server { can_refuse_to_replace, ..Server::default() });
+            let mut gate = scene.sandbox.gate();
+            let (maker, ender) = stalled_maker(&mut scene, &mut gate, "", rename);
+            let epoch = scene.epoch();
+            scene.host(On::B).open_gate();
+            // It has found its place taken, and waits.
+            ender.wait_for_stderr("waiting, held by");
+            assert_eq!(scene.epoch(), epoch);
+            gate.open();
+            maker.wait().exited(0).silent();
+            ender.wait().exited(0);
+        });
+    }
 }
 
 #[test]
-fn a_maker_that_does_not_look_at_its_slots_is_inside_when_the_rename_lands() {
-    undisturbed(|| {
-        // The negative control of the test above.
-        let mut scene = Scene::new(Server::default());
-        let mut gate = scene.sandbox.gate();
-        let (maker, ender) = stalled_maker(&mut scene, &gate, "grant-check");
-        gate.wait_inside();
-        scene.host(On::B).open_gate();
-        ender.wait().exited(TWO_INSIDE);
-        gate.open();
-        maker.wait().exited(76).says(&["was lost"]);
-    });
+fn a_maker_that_does_not_is_inside_when_the_rename_lands() {
+    // The negative control of the test above: the seal, or the whole look at the slots.
+    for steps in ["seal", "grant-check"] {
+        undisturbed(|| {
+            let mut scene = Scene::new(Server::default());
+            let mut gate = scene.sandbox.gate();
+            let (maker, ender) = stalled_maker(&mut scene, &mut gate, steps, "rename2");
+            scene.host(On::B).open_gate();
+            ender.wait().exited(TWO_INSIDE);
+            gate.open();
+            maker.wait().exited(76).says(&["was lost"]);
+        });
+    }
 }
 
 #[test]
