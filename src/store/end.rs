@@ -382,12 +382,14 @@ impl Attempt<'_> {
     }
 
     /// The slot's name is unusable: a stranger's directory in a shared place, a file, or an epoch that was
-    /// put back by hand. The guard of a local file system decides alone, or the operator who insists.
+    /// put back by hand. The guard of a local file system decides alone.
     fn without_slot(&self, name: &OsStr) -> Result<End, Fault> {
         if !self.is_still_there()? {
             return Ok(End::Gone);
         }
-        if !self.decides_alone && !self.ending.force {
+        // Not by force either: without slot or guard nothing decides between two who would move it, and the
+        // slower would move a successor.
+        if !self.decides_alone {
             return Ok(End::MayNot(format!("the name of its quarantine, {}, is occupied", Shown::os(name))));
         }
         if let Some(refused) = self.refused_under_guard()? {

@@ -271,11 +271,18 @@ mod on {
         BOOT_OFFSET_MS.with(|cell| cell.set(cell.get() + by_ms));
     }
 
-    /// Gives this thread descriptors, a umask and a working directory of its own.
+    /// At the start of a thread: gives it descriptors, a umask and a working directory of its own.
     pub fn stand_alone() -> Result<()> {
-        // SAFETY: from here on this thread has its own copy of the descriptor table and of the umask. No
-        // memory is concerned; what it opened before, it closes in its own table.
-        Errno::result(unsafe { libc::unshare(libc::CLONE_FILES | libc::CLONE_FS) }).map(drop)
+        // Without those that other threads have open now: here they would stay open when those close them.
+        const FIRST: libc::c_uint = 3;
+        // SAFETY: this thread gets a table of its own in which nothing but the standard descriptors is
+        // open; the other threads keep theirs. It must own no descriptor yet, as at its start.
+        let closed = unsafe {
+            libc::syscall(libc::SYS_close_range, FIRST, libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE as libc::c_uint)
+        };
+        Errno::result(closed)?;
+        // SAFETY: from here on this thread has its own umask and working directory; no memory is concerned.
+        Errno::result(unsafe { libc::unshare(libc::CLONE_FS) }).map(drop)
     }
 
     const fn bit(step: Step) -> u32 {
