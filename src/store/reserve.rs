@@ -30,8 +30,9 @@ const LOCK: &str = "lock";
 const FLOOR: &str = "floor";
 /// The floor to come, before it is renamed.
 const NEXT_FLOOR: &str = "floor.new";
-/// Numbers that are tried one by one before the next free one is looked for.
-const STEPS_BEFORE_LEAP: u32 = 16;
+/// Numbers that are tried one by one before the next free one is looked for: a look leaves the directory
+/// to others meanwhile, a try does not.
+const STEPS_BEFORE_LEAP: u32 = 2;
 /// A floor is at most 20 digits and a line feed.
 const MAX_FLOOR_BYTES: usize = 32;
 

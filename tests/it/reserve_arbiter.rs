@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::{Arc, Barrier};
+use std::time::Duration;
 
 use withlock::store::reserve::Numbers;
 use withlock::sys::hook::{self, Step};
@@ -13,6 +14,8 @@ use withlock::sys::signal::block_all;
 use crate::harness::{Run, Running, Sandbox, shipped};
 use crate::reserve_numbers::numbers;
 
+/// Some seconds' work, but for a machine with much else to do.
+const LONG: Duration = Duration::from_secs(300);
 /// Processes that run at once.
 const PROCESSES: u64 = 32;
 
@@ -49,7 +52,8 @@ fn hand_out(sandbox: &Sandbox, total: u64, way: Way, program: &Path, left_out: &
     let start = |_| sandbox.sh(&text).env("PROGRAM", program).env("WITHLOCK_LEAVE_OUT", left_out).start();
     let loops: Vec<Running> = (0..PROCESSES).map(start).collect();
     let mut printed = Vec::new();
-    for finished in loops.into_iter().map(Running::wait) {
+    for running in loops {
+        let finished = running.wait_within(LONG).unwrap_or_else(|_| panic!("still running after {LONG:?}"));
         finished.exited(0);
         let out = finished.out();
         printed.extend(out.lines().map(|line| {
