@@ -115,8 +115,8 @@
 //! rename within the claim deadline, min(ttl, 5 s) counted from a look taken with the guard in hand, or look again.
 //! Where the file system refuses RENAME_NOREPLACE that bound alone protects a plain rename. Without an inode or space
 //! for a slot, the holder of a local guard renames L to the slot's name as a plain file. If the slot's name is occupied
-//! by something that is no slot, a local guard (or an operator's `--force`) decides, and L goes to
-//! `L.reclaim-<random>`.
+//! by something that is no slot, a local guard decides alone and L goes to `L.reclaim-<random>`; without that guard
+//! nothing decides, so nobody ends the epoch, not by force either.
 //!
 //! # Reclaim
 //!
