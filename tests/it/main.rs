@@ -29,6 +29,7 @@ mod explorer;
 mod frugal;
 mod harness;
 mod harness_works;
+mod hostile;
 mod killed_holder;
 mod ops_break;
 mod ops_check;

@@ -23,13 +23,13 @@ use super::world::{LOCK, Life, Order, Shared, World};
 const PAUSE_MS: u64 = 3_000;
 
 /// What unwinds through an actor that dies.
-pub struct Died;
+pub(super) struct Died;
 
 /// The hook of one actor during one schedule.
-pub struct ActorHook {
-    pub index: usize,
-    pub shared: Arc<Shared>,
-    pub scenario: Arc<Scenario>,
+pub(super) struct ActorHook {
+    pub(super) index: usize,
+    pub(super) shared: Arc<Shared>,
+    pub(super) scenario: Arc<Scenario>,
     host: Option<&'static str>,
     paused_ms: Cell<u64>,
     randoms: Cell<u8>,
@@ -49,7 +49,12 @@ struct Opened {
 }
 
 impl ActorHook {
-    pub fn new(index: usize, shared: &Arc<Shared>, scenario: &Arc<Scenario>, host: Option<&'static str>) -> Self {
+    pub(super) fn new(
+        index: usize,
+        shared: &Arc<Shared>,
+        scenario: &Arc<Scenario>,
+        host: Option<&'static str>,
+    ) -> Self {
         ActorHook {
             index,
             shared: Arc::clone(shared),
@@ -65,17 +70,17 @@ impl ActorHook {
     }
 
     /// One that no scheduler leads.
-    pub fn free(self) -> Self {
+    pub(super) fn free(self) -> Self {
         self.free.set(true);
         self
     }
 
-    pub fn is_dying(&self) -> bool {
+    pub(super) fn is_dying(&self) -> bool {
         self.dying.get()
     }
 
     /// An operation begins.
-    pub fn begins(&self, op: Op) {
+    pub(super) fn begins(&self, op: Op) {
         let mut world = self.shared.lock();
         let actor = &mut world.actors[self.index];
         actor.op = op;
@@ -184,8 +189,8 @@ impl Hook for ActorHook {
             self.wait_for_turn(matches!(call.call, "wait" | "sleep"));
         }
         let Some(fault) = self.scenario.faults.iter().find(|fault| fault.hits(call)) else { return Ok(()) };
-        if self.index >= self.scenario.actors.len() {
-            // Who comes at the end finds a healthy system.
+        if self.index >= self.scenario.actors.len() && fault.errno == Errno::ENOSPC {
+            // Who comes at the end finds space again.
             return Ok(());
         }
         let mut world = self.shared.lock();
@@ -297,7 +302,7 @@ fn line(actor: usize, call: &Call<'_>, about: Option<Opened>, outcome: Result<Se
 }
 
 /// The actor's thread has come to the end of its operations, or died.
-pub fn finished(hook: &ActorHook, panicked: Option<String>) {
+pub(super) fn finished(hook: &ActorHook, panicked: Option<String>) {
     let mut world = hook.shared.lock();
     let died = hook.is_dying();
     let actor = &mut world.actors[hook.index];

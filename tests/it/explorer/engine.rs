@@ -27,30 +27,52 @@ const COUNT_DESCRIPTORS_EVERY: u32 = 64;
 
 /// A broken promise and the schedule that leads to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
-    pub what: String,
-    pub schedule: Vec<Choice>,
+pub(super) struct Found {
+    pub(super) what: String,
+    pub(super) schedule: Vec<Choice>,
 }
 
 #[derive(Clone, Debug)]
-pub struct Report {
-    pub counts: Counts,
-    pub found: Option<Found>,
-    /// All schedules within the bounds have been run.
-    pub exhausted: bool,
-    pub time: Duration,
+pub(super) struct Report {
+    pub(super) counts: Counts,
+    pub(super) found: Option<Found>,
+    /// All schedules have been run, or all with so many disturbances.
+    pub(super) exhausted: Exhausted,
+    pub(super) time: Duration,
     /// The schedule in words, if that was asked for.
-    pub trace: Vec<String>,
+    pub(super) trace: Vec<String>,
 }
 
-/// Explores all schedules, until a promise is broken or the time is up.
-pub fn explore(scenario: &Scenario, at_most: Option<Duration>) -> Report {
-    Leader::new(scenario, Search::default()).lead(at_most, false)
+/// How far a search came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Exhausted {
+    /// Every schedule.
+    All,
+    /// Every schedule with so many disturbances, and some with more.
+    UpTo(u8),
+    /// Not even every schedule without a disturbance.
+    Nothing,
+}
+
+/// How long to search.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Limit {
+    /// As many schedules as the scenario says.
+    Schedules,
+    /// For so long, whatever the scenario says.
+    Time(Duration),
+    /// One schedule, and tell it.
+    One,
+}
+
+/// Explores schedules, those with few disturbances first, until a promise is broken or the limit is met.
+pub(super) fn explore(scenario: &Scenario, limit: Limit) -> Report {
+    Leader::new(scenario, Search::default()).lead(limit)
 }
 
 /// Runs one schedule and tells it.
-pub fn replay(scenario: &Scenario, schedule: &[Choice]) -> Report {
-    Leader::new(scenario, Search::replay(schedule)).lead(None, true)
+pub(super) fn replay(scenario: &Scenario, schedule: &[Choice]) -> Report {
+    Leader::new(scenario, Search::replay(schedule)).lead(Limit::One)
 }
 
 struct Leader {
@@ -81,14 +103,15 @@ impl Leader {
         Leader { shared, scenario, threads }
     }
 
-    fn lead(self, at_most: Option<Duration>, tells: bool) -> Report {
+    fn lead(self, limit: Limit) -> Report {
         let began = Instant::now();
         let shared = Arc::clone(&self.shared);
         let scenario = Arc::clone(&self.scenario);
         // In a thread of its own: the visitor changes what belongs to a thread.
         let leader = std::thread::spawn(move || {
+            hook::stand_alone().expect("descriptors of one's own");
             let on_entry = block_all().expect("blocking signals");
-            lead(&shared, &scenario, &on_entry, at_most.map(|most| began + most), tells)
+            lead(&shared, &scenario, &on_entry, limit)
         });
         let (found, exhausted, trace) = leader.join().expect("the leader of the explorer");
         let counts = {
@@ -137,15 +160,15 @@ fn wait<'a>(condition: &std::sync::Condvar, world: MutexGuard<'a, World>) -> Mut
     condition.wait(world).unwrap_or_else(PoisonError::into_inner)
 }
 
-type Led = (Option<Found>, bool, Vec<String>);
+type Led = (Option<Found>, Exhausted, Vec<String>);
 
-fn lead(
-    shared: &Arc<Shared>,
-    scenario: &Arc<Scenario>,
-    on_entry: &OnEntry,
-    until: Option<Instant>,
-    tells: bool,
-) -> Led {
+fn lead(shared: &Arc<Shared>, scenario: &Arc<Scenario>, on_entry: &OnEntry, limit: Limit) -> Led {
+    let began = Instant::now();
+    let tells = matches!(limit, Limit::One);
+    let (mut level, mut exhausted) = (0, Exhausted::Nothing);
+    if !tells && scenario.bound.is_some() {
+        shared.lock().search.deepen(level);
+    }
     loop {
         clear(&shared.dir);
         let mut world = shared.lock();
@@ -175,13 +198,30 @@ fn lead(
         if let Some(what) = world.violation.take() {
             let schedule = world.search.schedule();
             world.search.next(true);
-            return (Some(Found { what, schedule }), false, trace);
+            return (Some(Found { what, schedule }), exhausted, trace);
         }
-        if !world.search.next(matches!(end, End::Done | End::Stalled(_))) || tells {
-            return (None, true, trace);
+        let has_more = world.search.next(matches!(end, End::Done | End::Stalled(_)));
+        if tells {
+            return (None, exhausted, trace);
         }
-        if until.is_some_and(|until| Instant::now() >= until) {
-            return (None, false, trace);
+        let is_over = match limit {
+            Limit::Schedules => world.search.counts.schedules >= scenario.at_most,
+            Limit::Time(most) => began.elapsed() >= most,
+            Limit::One => true,
+        };
+        if !has_more {
+            let Some(bound) = scenario.bound.filter(|_| world.search.is_cut()) else {
+                return (None, Exhausted::All, trace);
+            };
+            exhausted = Exhausted::UpTo(level);
+            level += 1;
+            if level > bound && matches!(limit, Limit::Schedules) {
+                return (None, exhausted, trace);
+            }
+            world.search.deepen(level);
+        }
+        if is_over {
+            return (None, exhausted, trace);
         }
     }
 }
@@ -211,6 +251,13 @@ fn check_end(
 ) -> Result<(), String> {
     let is_clean = end == End::Done && !died && !scenario.has_faults();
     check_directory(&shared.dir, scenario, is_clean)?;
+    if scenario.is_audited() {
+        let mut world = shared.lock();
+        world.audit(&quarantined(&shared.dir), shared.clock.wall_ms());
+        if let Some(what) = world.violation.take() {
+            return Err(what);
+        }
+    }
     let mut stalled = if let End::Stalled(actor) = end { Some(actor) } else { None };
     let mut world = shared.lock();
     let key = end_key(shared, &world, stalled);
@@ -312,6 +359,17 @@ fn time_passes(shared: &Shared) {
     shared.lock().time_passed(shared.clock.wall_ms(), RECLAIM_MS);
 }
 
+/// The inodes of the records in quarantine.
+fn quarantined(dir: &Path) -> Vec<u64> {
+    use std::os::unix::fs::MetadataExt;
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let looked = entries.filter(|entry| entry.file_name() != LOCK).map(|entry| {
+        let path = entry.path();
+        std::fs::metadata(path.join("lock")).or_else(|_| std::fs::metadata(&path))
+    });
+    looked.flatten().map(|stat| stat.ino()).collect()
+}
+
 /// What lies beside the lock: quarantines, each with its own epoch's record in it; nothing half-made if
 /// nobody died.
 fn check_directory(dir: &Path, scenario: &Scenario, is_clean: bool) -> Result<(), String> {
@@ -351,7 +409,7 @@ fn is_blank_slot(slot: &SlotName, quarantined: &Path) -> bool {
 }
 
 /// The broken promise in words, with its schedule and how to see it again.
-pub fn tell(scenario: &Scenario, found: &Found) -> String {
+pub(super) fn tell(scenario: &Scenario, found: &Found) -> String {
     let told = replay(scenario, &found.schedule);
     let replayed = word(&found.schedule);
     format!(

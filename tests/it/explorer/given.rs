@@ -15,7 +15,7 @@ use super::state::NONCE_MARK;
 use super::world::{LOCK, Shared, World};
 
 /// The nonce of the epoch that is there at the beginning.
-pub fn given_nonce() -> Nonce {
+pub(super) fn given_nonce() -> Nonce {
     let mut bytes = [0xff; 16];
     bytes[..2].copy_from_slice(&NONCE_MARK);
     Nonce::from_bytes(bytes)
@@ -46,7 +46,7 @@ fn stamp(path: &Path, at_ms: i64) {
 }
 
 /// Empties the directory.
-pub fn clear(dir: &Path) {
+pub(super) fn clear(dir: &Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let path = entry.path();
         if fs::remove_file(&path).is_err() {
@@ -56,7 +56,7 @@ pub fn clear(dir: &Path) {
 }
 
 /// Lays out what the scenario begins with.
-pub fn lay_out(shared: &Shared, world: &mut World, scenario: &Scenario) {
+pub(super) fn lay_out(shared: &Shared, world: &mut World, scenario: &Scenario) {
     let now_ms = shared.clock.wall_ms();
     let lock = shared.dir.join(LOCK);
     let has_host = !scenario.is_one_host();

@@ -2,11 +2,11 @@
 //! by what the code says of itself.
 
 use super::scenario::{Op, Scenario};
-use super::world::{EpochState, Life, TTL_MS, World};
+use super::world::{EpochState, Life, RECLAIM_AGE_MS, TTL_MS, World};
 
 impl World {
     /// `actor` created the lock file.
-    pub fn created(&mut self, actor: usize, inode: u64, now_ms: i64) {
+    pub(super) fn created(&mut self, actor: usize, inode: u64, now_ms: i64) {
         if self.at_path.is_some() {
             self.violated(format!("exclusion: actor {actor} made a lock where there was one"));
         }
@@ -22,11 +22,12 @@ impl World {
             confirmed: false,
             ended_by: None,
             is_forced: false,
+            ended_ms: 0,
         });
     }
 
     /// `actor` took the file at the lock path off it.
-    pub fn taken(&mut self, actor: usize, now_ms: i64, scenario: &Scenario) {
+    pub(super) fn taken(&mut self, actor: usize, now_ms: i64, scenario: &Scenario) {
         let Some(inode) = self.at_path.take() else {
             return self.violated(format!("actor {actor} took a file off the lock path that nobody had made"));
         };
@@ -37,10 +38,12 @@ impl World {
             self.violated(format!("another epoch: actor {actor} meant one epoch and took epoch {index} off the path"));
         }
         let is_newborn = self.actors[actor].newborn == Some(inode);
-        let has_newborn_rule = self.has_newborn_rule && !self.forces && !scenario.has_faults();
+        let has_newborn_rule =
+            self.has_newborn_rule && !self.forces && !scenario.has_faults() && !scenario.has_strangers();
         let Some(epoch) = self.epochs.iter_mut().rev().find(|epoch| epoch.inode == inode) else { return };
         epoch.ended_by = Some(actor);
         epoch.is_forced = op == Op::Break { force: true };
+        epoch.ended_ms = now_ms;
         let (maker, confirmed, has_guard, born_ms) = (epoch.maker, epoch.confirmed, epoch.has_guard, epoch.born_ms);
         // `--evict-dead` needs no age where the holder is dead.
         let is_dead = maker == usize::MAX || self.actors[maker].life == Life::Dead;
@@ -64,7 +67,7 @@ impl World {
     }
 
     /// `actor` set the time stamp of an inode, meaning to renew what it holds.
-    pub fn touched(&mut self, actor: usize, inode: u64, now_ms: i64) {
+    pub(super) fn touched(&mut self, actor: usize, inode: u64, now_ms: i64) {
         let own = self.actors[actor].held.or(self.actors[actor].newborn);
         if own != Some(inode) {
             self.violated(format!("renewal: actor {actor} renewed an epoch that is another's"));
@@ -75,7 +78,7 @@ impl World {
     }
 
     /// `actor` was told that the lock is its own.
-    pub fn granted(&mut self, actor: usize, has_guard: bool, now_ms: i64) {
+    pub(super) fn granted(&mut self, actor: usize, has_guard: bool, now_ms: i64) {
         let Some(inode) = self.actors[actor].newborn.take() else {
             return self.violated(format!("actor {actor} was granted a lock that it has not made"));
         };
@@ -98,7 +101,7 @@ impl World {
     }
 
     /// `actor` was told that its lease is good.
-    pub fn confirmed(&mut self, actor: usize, now_ms: i64) {
+    pub(super) fn confirmed(&mut self, actor: usize, now_ms: i64) {
         let Some(inode) = self.actors[actor].held else { return };
         if let Some(epoch) = self.epoch(inode) {
             if epoch.is_forced {
@@ -113,7 +116,7 @@ impl World {
 
     /// `actor`'s release is over. It said yes: then it was this actor that ended the epoch. It said lost:
     /// then the epoch is not at the path.
-    pub fn released(&mut self, actor: usize, said_yes: bool, said_lost: bool) {
+    pub(super) fn released(&mut self, actor: usize, said_yes: bool, said_lost: bool) {
         let Some(inode) = self.actors[actor].held.take() else { return };
         let at_path = self.at_path == Some(inode);
         let ended_by = self.epoch(inode).and_then(|epoch| epoch.ended_by);
@@ -125,8 +128,21 @@ impl World {
         }
     }
 
+    /// Whoever looks for it within the reclaim age finds the record of an epoch that another than its maker
+    /// ended.
+    pub(super) fn audit(&mut self, quarantined: &[u64], now_ms: i64) {
+        let lost = |epoch: &EpochState| {
+            epoch.ended_by.is_some_and(|by| by != epoch.maker)
+                && now_ms - epoch.ended_ms <= RECLAIM_AGE_MS.cast_signed()
+                && !quarantined.contains(&epoch.inode)
+        };
+        if let Some(index) = self.epochs.iter().position(lost) {
+            self.violated(format!("audit: the quarantine of epoch {index} is gone before its time"));
+        }
+    }
+
     /// Time passed: what is older than its ttl is not confirmed any more.
-    pub fn time_passed(&mut self, now_ms: i64, by_ms: u64) {
+    pub(super) fn time_passed(&mut self, now_ms: i64, by_ms: u64) {
         for epoch in &mut self.epochs {
             if now_ms - epoch.stamped_ms > TTL_MS.cast_signed() {
                 epoch.confirmed = false;

@@ -4,10 +4,12 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::rc::Rc;
 
+use withlock::lease::{Verdict, judge};
 use withlock::record::{self, Content, Guard, SlotName, Why};
 use withlock::store::{
     Attempt, Basis, End, Ending, Fault, FileStore, Held, NotReleased, Offer, Seen, Store, end, reclaim,
 };
+use withlock::sys::clock::wall;
 use withlock::sys::hook::{self, Call, Hook};
 use withlock::sys::signal::OnEntry;
 
@@ -20,12 +22,12 @@ use super::world::{LOCK, TTL_MS};
 const ATTEMPTS: u32 = 2;
 
 /// What a contender with this guard asks for.
-pub fn offer(guard: Guard, evict_dead: bool) -> Offer {
+pub(super) fn offer(guard: Guard, evict_dead: bool) -> Offer {
     Offer { ttl_ms: TTL_MS, guard, command: "explored".into(), label: None, mode: None, fence: None, evict_dead }
 }
 
 /// Runs one actor from its first operation to its end, whatever that is.
-pub fn run(hook: &Rc<ActorHook>, on_entry: &OnEntry) {
+pub(super) fn run(hook: &Rc<ActorHook>, on_entry: &OnEntry) {
     let actor = hook.scenario.actors[hook.index].clone();
     hook::leave_out(&hook.scenario.leave_out);
     hook::install(Rc::clone(hook) as Rc<dyn Hook>);
@@ -131,6 +133,10 @@ fn end_what_is_there(hook: &ActorHook, store: &FileStore, basis: Basis, why: Why
         Ok(_) => return,
         Err(fault) => return failed(hook, &fault),
     };
+    let is_stale = matches!(judge(epoch.mtime(), wall(), epoch.ttl_ms()), Verdict::Stale { .. });
+    if basis == Basis::Age && !is_stale {
+        return;
+    }
     let ending = Ending { judged: &epoch, basis, why, force, reason: None, mine: None, patience_ms: 100 };
     match end(place, &ending) {
         Ok(found) => hook.shared.lock().note(|| format!("actor {}: end {found:?}", hook.index)),
@@ -139,7 +145,7 @@ fn end_what_is_there(hook: &ActorHook, store: &FileStore, basis: Basis, why: Why
 }
 
 /// Ends by force what is at the path: for who comes at the end, where something may be in the way.
-pub fn break_by_force(store: &FileStore) -> Result<End, Fault> {
+pub(super) fn break_by_force(store: &FileStore) -> Result<End, Fault> {
     let Seen::Epoch(epoch) = store.place().observe()? else { return Ok(End::Gone) };
     let ending = Ending {
         judged: &epoch,

@@ -4,9 +4,12 @@ use withlock::record::Guard;
 use withlock::sys::Errno;
 use withlock::sys::hook::{Call, Step};
 
+/// Schedules of one scenario, unless it says otherwise.
+const SCHEDULES: u64 = 4_000;
+
 /// One thing that an actor does. What needs a lock is left out by an actor that was not granted one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Op {
+pub(super) enum Op {
     Nothing,
     /// Two attempts with a wait between them.
     Acquire,
@@ -27,36 +30,36 @@ pub enum Op {
 }
 
 impl Op {
-    pub fn needs_lock(self) -> bool {
+    pub(super) fn needs_lock(self) -> bool {
         matches!(self, Op::Renew | Op::Release)
     }
 }
 
 #[derive(Clone, Debug)]
-pub struct Actor {
-    pub ops: Vec<Op>,
-    pub guard: Guard,
-    pub host: Option<&'static str>,
-    pub evict_dead: bool,
+pub(super) struct Actor {
+    pub(super) ops: Vec<Op>,
+    pub(super) guard: Guard,
+    pub(super) host: Option<&'static str>,
+    pub(super) evict_dead: bool,
 }
 
 impl Actor {
-    pub fn new(ops: &[Op]) -> Self {
+    pub(super) fn new(ops: &[Op]) -> Self {
         Actor { ops: ops.to_vec(), guard: Guard::Inherited, host: None, evict_dead: false }
     }
 
-    pub fn without_guard(self) -> Self {
+    pub(super) fn without_guard(self) -> Self {
         Actor { guard: Guard::None, ..self }
     }
 
-    pub fn evicts_dead(self) -> Self {
+    pub(super) fn evicts_dead(self) -> Self {
         Actor { evict_dead: true, ..self }
     }
 }
 
 /// What is there at the beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Given {
+pub(super) enum Given {
     /// The lock of a holder that is dead, of this age in milliseconds.
     Epoch { age_ms: u64 },
     /// A lock whose maker died before it wrote the record.
@@ -68,7 +71,7 @@ pub enum Given {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Occupant {
+pub(super) enum Occupant {
     Directory,
     File,
     Symlink,
@@ -80,56 +83,59 @@ pub enum Occupant {
 
 /// A call that fails whenever it is made.
 #[derive(Clone, Copy, Debug)]
-pub struct Fault {
-    pub call: &'static str,
-    pub name_has: &'static str,
-    pub errno: Errno,
+pub(super) struct Fault {
+    pub(super) call: &'static str,
+    pub(super) name_has: &'static str,
+    pub(super) errno: Errno,
 }
 
 impl Fault {
-    pub fn hits(&self, call: &Call<'_>) -> bool {
+    pub(super) fn hits(&self, call: &Call<'_>) -> bool {
         call.call == self.call && call.name.to_string_lossy().contains(self.name_has)
     }
 }
 
 /// How much may happen besides the actors' own steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Budget {
+pub(super) struct Budget {
     /// Actors that die.
-    pub deaths: u8,
+    pub(super) deaths: u8,
     /// Times that everything turns old.
-    pub ages: u8,
+    pub(super) ages: u8,
     /// Times that every quarantine turns reclaimable.
-    pub reclaims: u8,
+    pub(super) reclaims: u8,
     /// Times that the wall clock is set back by an hour.
-    pub set_backs: u8,
+    pub(super) set_backs: u8,
 }
 
 #[derive(Clone, Debug)]
-pub struct Scenario {
-    pub name: String,
-    pub actors: Vec<Actor>,
-    pub given: Vec<Given>,
-    pub budget: Budget,
-    /// Preemptions in one schedule, at most; `None`: all schedules.
-    pub bound: Option<u8>,
+pub(super) struct Scenario {
+    pub(super) name: String,
+    pub(super) actors: Vec<Actor>,
+    pub(super) given: Vec<Given>,
+    pub(super) budget: Budget,
+    /// Disturbances in one schedule, at most: preemptions, deaths and events of time; `None`: any number.
+    pub(super) bound: Option<u8>,
+    /// Schedules, at most: the search goes from few disturbances to more and stops there.
+    pub(super) at_most: u64,
     /// Nobody stalls longer than the reclaim age between two adjacent calls.
-    pub timed: bool,
+    pub(super) timed: bool,
     /// The boot clocks move with the wall clock: time passes, rather than a clock being set.
-    pub moves_boot: bool,
-    pub faults: Vec<Fault>,
-    pub leave_out: Vec<Step>,
+    pub(super) moves_boot: bool,
+    pub(super) faults: Vec<Fault>,
+    pub(super) leave_out: Vec<Step>,
 }
 
 impl Scenario {
     /// All schedules of `actors` on one host, with at most one death.
-    pub fn new(name: &str, actors: Vec<Actor>) -> Self {
+    pub(super) fn new(name: &str, actors: Vec<Actor>) -> Self {
         Scenario {
             name: name.into(),
             actors,
             given: Vec::new(),
             budget: Budget { deaths: 1, ..Budget::default() },
             bound: None,
+            at_most: SCHEDULES,
             timed: false,
             moves_boot: false,
             faults: Vec::new(),
@@ -137,42 +143,46 @@ impl Scenario {
         }
     }
 
-    pub fn given(self, given: &[Given]) -> Self {
+    pub(super) fn given(self, given: &[Given]) -> Self {
         Scenario { given: given.to_vec(), ..self }
     }
 
-    pub fn deaths(mut self, deaths: u8) -> Self {
+    pub(super) fn deaths(mut self, deaths: u8) -> Self {
         self.budget.deaths = deaths;
         self
     }
 
-    pub fn ages(mut self, ages: u8) -> Self {
+    pub(super) fn ages(mut self, ages: u8) -> Self {
         self.budget.ages = ages;
         self
     }
 
-    pub fn reclaims(mut self, reclaims: u8) -> Self {
+    pub(super) fn reclaims(mut self, reclaims: u8) -> Self {
         self.budget.reclaims = reclaims;
         self
     }
 
-    pub fn set_backs(mut self, set_backs: u8) -> Self {
+    pub(super) fn set_backs(mut self, set_backs: u8) -> Self {
         self.budget.set_backs = set_backs;
         self
     }
 
-    pub fn bound(self, preemptions: u8) -> Self {
-        Scenario { bound: Some(preemptions), ..self }
+    pub(super) fn at_most(self, schedules: u64) -> Self {
+        Scenario { at_most: schedules, ..self }
+    }
+
+    pub(super) fn bound(self, disturbances: u8) -> Self {
+        Scenario { bound: Some(disturbances), ..self }
     }
 
     /// Time passes on all clocks, rather than one being set forward.
-    pub fn time_passes(self) -> Self {
+    pub(super) fn time_passes(self) -> Self {
         Scenario { moves_boot: true, ..self }
     }
 
     /// Each actor on a host of its own: they share the directory, and not its locks. What is promised then
     /// is promised within a bound on stalls.
-    pub fn on_hosts(mut self) -> Self {
+    pub(super) fn on_hosts(mut self) -> Self {
         const HOSTS: [&str; 3] = ["a", "b", "c"];
         for (actor, host) in self.actors.iter_mut().zip(HOSTS) {
             actor.host = Some(host);
@@ -180,31 +190,37 @@ impl Scenario {
         Scenario { timed: true, moves_boot: true, ..self }
     }
 
-    pub fn fault(mut self, call: &'static str, name_has: &'static str, errno: Errno) -> Self {
+    pub(super) fn fault(mut self, call: &'static str, name_has: &'static str, errno: Errno) -> Self {
         self.faults.push(Fault { call, name_has, errno });
         self
     }
 
-    pub fn without(self, step: Step) -> Self {
+    pub(super) fn without(self, step: Step) -> Self {
         Scenario { leave_out: vec![step], ..self }
     }
 
-    pub fn is_one_host(&self) -> bool {
+    pub(super) fn is_one_host(&self) -> bool {
         self.actors.iter().all(|actor| actor.host.is_none())
     }
 
-    pub fn has_faults(&self) -> bool {
+    /// Whether the records of ended epochs must be found. Not where the slot's name or space is wanting, nor
+    /// where what goes wrong without the reclaim age is to be more than that.
+    pub(super) fn is_audited(&self) -> bool {
+        !self.has_strangers() && !self.has_faults() && !self.leave_out.contains(&Step::ReclaimAge)
+    }
+
+    pub(super) fn has_faults(&self) -> bool {
         !self.faults.is_empty()
     }
 
     /// Whether something may be left behind that is not ours to remove.
-    pub fn has_strangers(&self) -> bool {
+    pub(super) fn has_strangers(&self) -> bool {
         self.given.iter().any(|given| matches!(given, Given::Stranger(_)))
             || self.actors.iter().any(|actor| actor.ops.contains(&Op::OccupySlot))
     }
 }
 
 /// Whether a call is no step of its own: nobody else can see it, or be seen by it.
-pub fn is_private(call: &Call<'_>) -> bool {
+pub(super) fn is_private(call: &Call<'_>) -> bool {
     matches!(call.call, "open" | "fsync")
 }

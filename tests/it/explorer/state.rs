@@ -22,10 +22,10 @@ use withlock::record::SlotName;
 use super::world::{ActorState, Life, Shared, World};
 
 /// The first bytes of every made-up nonce: no inode begins so.
-pub const NONCE_MARK: [u8; 2] = [0x5e, 0xed];
+pub(super) const NONCE_MARK: [u8; 2] = [0x5e, 0xed];
 
 /// A file name with the inode in it, if it is a blank lock's slot, replaced by its canonical number.
-pub fn canonical_name(world: &World, name: &OsStr) -> u64 {
+pub(super) fn canonical_name(world: &World, name: &OsStr) -> u64 {
     let mut hasher = DefaultHasher::new();
     match SlotName::split(name) {
         Some((lock, slot)) if !slot.nonce.as_str().starts_with("5eed") => {
@@ -54,7 +54,7 @@ fn directory_key(world: &World, path: &Path) -> u64 {
 
 /// The state as somebody finds it who comes when all are done, but perhaps one that stalls: what lies on
 /// the disk, and what the one will do when it wakes. What the others have seen is past.
-pub fn end_key(shared: &Shared, world: &World, stalled: Option<usize>) -> u64 {
+pub(super) fn end_key(shared: &Shared, world: &World, stalled: Option<usize>) -> u64 {
     let mut hasher = DefaultHasher::new();
     directory_key(world, &shared.dir).hash(&mut hasher);
     (stalled, stalled.map(|actor| (world.actors[actor].history, world.actors[actor].held.is_some()))).hash(&mut hasher);
@@ -63,7 +63,7 @@ pub fn end_key(shared: &Shared, world: &World, stalled: Option<usize>) -> u64 {
 }
 
 /// The state of the world. What lies on the disk is read, not derived: only the rest is bookkeeping.
-pub fn key(shared: &Shared, world: &mut World) -> u64 {
+pub(super) fn key(shared: &Shared, world: &mut World) -> u64 {
     let on_disk = match world.fs_key {
         Some(known) => known,
         None => directory_key(world, &shared.dir),

@@ -11,7 +11,7 @@ const SET_BACK_MS: i64 = 3_600_000;
 
 impl World {
     /// Makes choices until one of them gives an actor its turn, or the schedule is over.
-    pub fn advance(&mut self, shared: &Shared, scenario: &Scenario) {
+    pub(super) fn advance(&mut self, shared: &Shared, scenario: &Scenario) {
         self.turn = None;
         while self.ended.is_none() && self.turn.is_none() {
             if self.violation.is_some() {
@@ -41,7 +41,7 @@ impl World {
         !self.is_alive(self.current) || actor.at_boundary || actor.yields
     }
 
-    fn choices(&self, scenario: &Scenario) -> Vec<Choice> {
+    fn choices(&mut self, scenario: &Scenario) -> Vec<Choice> {
         let live: Vec<usize> = (0..scenario.actors.len()).filter(|actor| self.is_alive(*actor)).collect();
         let budget = self.search.budget();
         let mut choices = Vec::with_capacity(8);
@@ -50,20 +50,22 @@ impl World {
         if live.contains(&self.current) {
             choices.push(step(self.current));
         }
-        if self.may_switch_freely() || self.search.may_preempt() {
+        let may_disturb = self.search.may_disturb();
+        let has_others = live.iter().any(|actor| *actor != self.current);
+        if has_others && (self.may_switch_freely() || may_disturb) {
             choices.extend(live.iter().filter(|actor| **actor != self.current).map(|actor| step(*actor)));
         }
-        if budget.deaths > 0 {
+        if budget.deaths > 0 && may_disturb {
             let started = live.iter().filter(|actor| self.actors[**actor].life == Life::Alive);
             choices.extend(started.map(|actor| Choice::Die(u8::try_from(*actor).unwrap_or(u8::MAX))));
         }
-        if budget.ages > 0 && self.may_pass(AGE_MS, scenario) {
+        if budget.ages > 0 && may_disturb && self.may_pass(AGE_MS, scenario) {
             choices.push(Choice::Age);
         }
-        if budget.reclaims > 0 && self.may_pass(RECLAIM_MS, scenario) {
+        if budget.reclaims > 0 && may_disturb && self.may_pass(RECLAIM_MS, scenario) {
             choices.push(Choice::Reclaimable);
         }
-        if budget.set_backs > 0 {
+        if budget.set_backs > 0 && may_disturb {
             choices.push(Choice::SetBack);
         }
         if let [last] = live[..]

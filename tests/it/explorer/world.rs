@@ -15,15 +15,15 @@ use super::scenario::{Op, Scenario};
 use super::search::Search;
 
 /// The lock's name.
-pub const LOCK: &str = "L";
+pub(super) const LOCK: &str = "L";
 /// The ttl of every lock here, and of a blank one as well.
-pub const TTL_MS: u64 = 60_000;
+pub(super) const TTL_MS: u64 = 60_000;
 /// A passing of time that turns every epoch old that is not renewed, and no quarantine reclaimable.
-pub const AGE_MS: u64 = TTL_MS + 1_000;
+pub(super) const AGE_MS: u64 = TTL_MS + 1_000;
 /// The age from which on a quarantine may go.
-pub const RECLAIM_AGE_MS: u64 = reclaim_age_ms(TTL_MS);
+pub(super) const RECLAIM_AGE_MS: u64 = reclaim_age_ms(TTL_MS);
 /// A passing of time that turns every quarantine reclaimable.
-pub const RECLAIM_MS: u64 = RECLAIM_AGE_MS + 1_000;
+pub(super) const RECLAIM_MS: u64 = RECLAIM_AGE_MS + 1_000;
 
 /// Not a whole second: that would be taken for a file system that knows no others.
 const WALL_AT_START_MS: i64 = 2_000_000_000_500;
@@ -31,21 +31,21 @@ const BOOT_AT_START_MS: u64 = 1_000_000_000;
 
 /// The clocks of the world: they stand still but for the schedule's own events.
 #[derive(Debug)]
-pub struct Clock {
+pub(super) struct Clock {
     wall_ms: AtomicI64,
     boot_ms: AtomicU64,
 }
 
 impl Clock {
-    pub fn now(&self) -> Now {
+    pub(super) fn now(&self) -> Now {
         Now { boot_ms: self.boot_ms.load(Ordering::Relaxed), wall: Stamp::from_ms(self.wall_ms()) }
     }
 
-    pub fn wall_ms(&self) -> i64 {
+    pub(super) fn wall_ms(&self) -> i64 {
         self.wall_ms.load(Ordering::Relaxed)
     }
 
-    pub fn pass(&self, ms: i64, moves_boot: bool) {
+    pub(super) fn pass(&self, ms: i64, moves_boot: bool) {
         self.wall_ms.fetch_add(ms, Ordering::Relaxed);
         if moves_boot {
             self.boot_ms.fetch_add(u64::try_from(ms).unwrap_or(0), Ordering::Relaxed);
@@ -59,16 +59,16 @@ impl Clock {
 }
 
 /// Shared by the actors' threads and the one that leads them.
-pub struct Shared {
-    pub world: Mutex<World>,
-    pub wake: Vec<Condvar>,
-    pub leader: Condvar,
-    pub clock: Clock,
-    pub dir: PathBuf,
+pub(super) struct Shared {
+    pub(super) world: Mutex<World>,
+    pub(super) wake: Vec<Condvar>,
+    pub(super) leader: Condvar,
+    pub(super) clock: Clock,
+    pub(super) dir: PathBuf,
 }
 
 impl Shared {
-    pub fn new(scenario: &Scenario, dir: PathBuf, search: Search) -> Self {
+    pub(super) fn new(scenario: &Scenario, dir: PathBuf, search: Search) -> Self {
         let actors = scenario.actors.len();
         Shared {
             world: Mutex::new(World::new(actors, search)),
@@ -79,12 +79,12 @@ impl Shared {
         }
     }
 
-    pub fn lock(&self) -> MutexGuard<'_, World> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, World> {
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Back to the beginning, for the next schedule.
-    pub fn reset(&self, world: &mut World, scenario: &Scenario) {
+    pub(super) fn reset(&self, world: &mut World, scenario: &Scenario) {
         self.clock.reset();
         world.reset(scenario);
     }
@@ -92,7 +92,7 @@ impl Shared {
 
 /// What an actor's thread is to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub(super) enum Order {
     Wait,
     Go,
     /// Its descriptors are closed and it is gone.
@@ -102,7 +102,7 @@ pub enum Order {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Life {
+pub(super) enum Life {
     NotStarted,
     Alive,
     Finished,
@@ -111,66 +111,67 @@ pub enum Life {
 
 /// One actor, as the scheduler and the monitor see it.
 #[derive(Clone, Debug)]
-pub struct ActorState {
-    pub life: Life,
-    pub order: Order,
-    pub op: Op,
+pub(super) struct ActorState {
+    pub(super) life: Life,
+    pub(super) order: Order,
+    pub(super) op: Op,
     /// The next call is the first of its operation.
-    pub at_boundary: bool,
+    pub(super) at_boundary: bool,
     /// It has given up its turn: it waits for a lock.
-    pub yields: bool,
+    pub(super) yields: bool,
     /// All it has ever seen: what it does next is a function of this alone.
-    pub history: u64,
-    pub steps: u32,
-    pub stalled_ms: u64,
+    pub(super) history: u64,
+    pub(super) steps: u32,
+    pub(super) stalled_ms: u64,
     /// The file at the lock path that it last opened or made.
-    pub judged: Option<u64>,
+    pub(super) judged: Option<u64>,
     /// The epoch it made in the attempt it is in.
-    pub newborn: Option<u64>,
+    pub(super) newborn: Option<u64>,
     /// The epoch it holds, from the grant to the end of its release.
-    pub held: Option<u64>,
+    pub(super) held: Option<u64>,
     made: u32,
 }
 
 /// One existence of the lock file.
 #[derive(Clone, Debug, Hash)]
-pub struct EpochState {
-    pub inode: u64,
-    pub maker: usize,
-    pub has_guard: bool,
-    pub stamped_ms: i64,
-    pub born_ms: i64,
+pub(super) struct EpochState {
+    pub(super) inode: u64,
+    pub(super) maker: usize,
+    pub(super) has_guard: bool,
+    pub(super) stamped_ms: i64,
+    pub(super) born_ms: i64,
     /// Confirmed by a grant or a renewal, and not old since.
-    pub confirmed: bool,
-    pub ended_by: Option<usize>,
-    pub is_forced: bool,
+    pub(super) confirmed: bool,
+    pub(super) ended_by: Option<usize>,
+    pub(super) is_forced: bool,
+    pub(super) ended_ms: i64,
 }
 
-pub struct World {
-    pub actors: Vec<ActorState>,
-    pub epochs: Vec<EpochState>,
-    pub at_path: Option<u64>,
+pub(super) struct World {
+    pub(super) actors: Vec<ActorState>,
+    pub(super) epochs: Vec<EpochState>,
+    pub(super) at_path: Option<u64>,
     /// Who has the guard of which inode, by which descriptor; by host where hosts share no locks.
-    pub guards: HashMap<(Option<&'static str>, u64), (usize, RawFd)>,
-    pub inodes: HashMap<u64, u32>,
-    pub violation: Option<String>,
-    pub ended: Option<End>,
-    pub aborting: bool,
-    pub quit: bool,
+    pub(super) guards: HashMap<(Option<&'static str>, u64), (usize, RawFd)>,
+    pub(super) inodes: HashMap<u64, u32>,
+    pub(super) violation: Option<String>,
+    pub(super) ended: Option<End>,
+    pub(super) aborting: bool,
+    pub(super) quit: bool,
     /// Whose turn it is.
-    pub turn: Option<usize>,
+    pub(super) turn: Option<usize>,
     /// Who made the last step.
-    pub current: usize,
-    pub trace: Option<Vec<String>>,
-    pub search: Search,
-    pub fs_key: Option<u64>,
-    pub forces: bool,
-    pub has_newborn_rule: bool,
+    pub(super) current: usize,
+    pub(super) trace: Option<Vec<String>>,
+    pub(super) search: Search,
+    pub(super) fs_key: Option<u64>,
+    pub(super) forces: bool,
+    pub(super) has_newborn_rule: bool,
 }
 
 /// How a schedule ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub(super) enum End {
     /// Nobody is left.
     Done,
     /// The state is known: all that can follow has been seen.
@@ -233,13 +234,13 @@ impl World {
     }
 
     /// An inode that exists before any actor acts.
-    pub fn given(&mut self, inode: u64) {
+    pub(super) fn given(&mut self, inode: u64) {
         let number = GIVEN + u32::try_from(self.inodes.len()).unwrap_or(0);
         self.inodes.insert(inode, number);
     }
 
     /// An epoch that exists before any actor acts; its maker is gone.
-    pub fn given_epoch(&mut self, inode: u64, stamped_ms: i64) {
+    pub(super) fn given_epoch(&mut self, inode: u64, stamped_ms: i64) {
         self.at_path = Some(inode);
         self.epochs.push(EpochState {
             inode,
@@ -250,12 +251,13 @@ impl World {
             confirmed: false,
             ended_by: None,
             is_forced: false,
+            ended_ms: 0,
         });
     }
 
     /// The same inode has the same number in all schedules that lead to the same state, in whatever order
     /// the actors made theirs: it is called after its maker.
-    pub fn number(&mut self, inode: u64, maker: usize) -> u32 {
+    pub(super) fn number(&mut self, inode: u64, maker: usize) -> u32 {
         if let Some(number) = self.inodes.get(&inode) {
             return *number;
         }
@@ -266,29 +268,29 @@ impl World {
         number
     }
 
-    pub fn known_number(&self, inode: u64) -> u32 {
+    pub(super) fn known_number(&self, inode: u64) -> u32 {
         self.inodes.get(&inode).copied().unwrap_or(0)
     }
 
-    pub fn remember(&mut self, actor: usize, what: impl Hash) {
+    pub(super) fn remember(&mut self, actor: usize, what: impl Hash) {
         let mut hasher = DefaultHasher::new();
         (self.actors[actor].history, what).hash(&mut hasher);
         self.actors[actor].history = hasher.finish();
     }
 
-    pub fn epoch(&mut self, inode: u64) -> Option<&mut EpochState> {
+    pub(super) fn epoch(&mut self, inode: u64) -> Option<&mut EpochState> {
         self.epochs.iter_mut().rev().find(|epoch| epoch.inode == inode)
     }
 
-    pub fn violated(&mut self, what: String) {
+    pub(super) fn violated(&mut self, what: String) {
         self.violation.get_or_insert(what);
     }
 
-    pub fn is_alive(&self, actor: usize) -> bool {
+    pub(super) fn is_alive(&self, actor: usize) -> bool {
         matches!(self.actors[actor].life, Life::Alive | Life::NotStarted)
     }
 
-    pub fn note(&mut self, line: impl FnOnce() -> String) {
+    pub(super) fn note(&mut self, line: impl FnOnce() -> String) {
         if let Some(trace) = &mut self.trace {
             trace.push(line());
         }

@@ -27,6 +27,6 @@ pub(crate) use process::{
 };
 pub(crate) use pty::Terminal;
 pub(crate) use run::{Finished, Run, Running};
-pub(crate) use sandbox::Sandbox;
+pub(crate) use sandbox::{MARK, Sandbox};
 pub(crate) use shipped::shipped;
 pub(crate) use strace::{Call, calls};
