@@ -199,11 +199,11 @@ pub const fn kill_grace_ms(ttl_ms: u64, kill_after_ms: u64) -> u64 {
 }
 
 /// How long before the end of a lease that was not renewed KILL is sent to what ignored TERM, so that it
-/// has done its work when the lease is over: a quarter of the grace, or half a second if the grace has
-/// that twice. On a loaded host finding and killing a tree of processes takes hundreds of milliseconds.
+/// has done its work when the lease is over: a quarter of the grace, or a second if the grace has that
+/// twice. On a loaded host finding and killing a tree of processes takes hundreds of milliseconds.
 pub const fn kill_margin_ms(grace_ms: u64) -> u64 {
     let (quarter_ms, half_ms) = (grace_ms / 4, grace_ms / 2);
-    let least_ms = if half_ms < 500 { half_ms } else { 500 };
+    let least_ms = if half_ms < 1_000 { half_ms } else { 1_000 };
     if quarter_ms > least_ms { quarter_ms } else { least_ms }
 }
 
@@ -275,7 +275,7 @@ mod tests {
     fn giving_up_leaves_the_command_time_to_end() {
         assert_eq!(give_up_after_ms(60_000, 10_000), 50_000);
         assert_eq!(give_up_after_ms(3_000, 10_000), 2_000);
-        assert_eq!([10_000, 1_000, 600].map(kill_margin_ms), [2_500, 500, 300]);
+        assert_eq!([10_000, 2_500, 1_000, 600].map(kill_margin_ms), [2_500, 1_000, 500, 300]);
         assert_eq!(renew_every_ms(60_000), 20_000);
         assert_eq!((retry_every_ms(1_000), retry_every_ms(6_000), retry_every_ms(3_600_000)), (50, 200, 1_000));
     }

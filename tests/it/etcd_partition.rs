@@ -32,7 +32,9 @@ impl<'s> Round<'s> {
 
     /// A command that stamps a file all the time, as does a child that it leaves in the background.
     fn hold(&self, options: &[&str], lock: &str, ignores_term: bool) -> Running {
-        // The lease is 3 s, so that what is killed has half a second to die in, on a loaded machine too.
+        // A second to die in, in both ways, on a loaded machine too: what ends by TERM has all the grace, a
+        // third of the lease; what must be killed half of it.
+        let ttl = if ignores_term { "6s" } else { "3s" };
         let trap = if ignores_term { "trap '' TERM;" } else { "" };
         let text = format!(
             "{trap} exec 9>{0}.flock 8<>{0}.pause; flock 9; \
@@ -43,7 +45,7 @@ impl<'s> Round<'s> {
         );
         nix::unistd::mkfifo(&self.sandbox.path(format!("{}.pause", self.name)), nix::sys::stat::Mode::S_IRWXU)
             .expect("mkfifo");
-        self.bash(self.sandbox.withlock().args(["-q", "--ttl", "3s"]).args(options).arg(lock), &text).start()
+        self.bash(self.sandbox.withlock().args(["-q", "--ttl", ttl]).args(options).arg(lock), &text).start()
     }
 
     /// The next holder: says whether it is alone, and when it came.
