@@ -186,7 +186,13 @@ impl Hook for ActorHook {
         let is_claim = self.opened(call.fd).is_some_and(|file| file.is_claim);
         let of_a_claim = is_claim && matches!(call.call, "write" | "fstat" | "pread");
         if !is_private(call) && !of_a_claim {
-            self.wait_for_turn(matches!(call.call, "wait" | "sleep"));
+            let is_wait = matches!(call.call, "wait" | "sleep");
+            self.wait_for_turn(is_wait);
+            if is_wait {
+                // No call of the kernel's, so nobody will say how it ended; but it was a step.
+                let clock = self.shared.clock.wall_ms();
+                self.shared.lock().remember(self.index, (call.call, clock));
+            }
         }
         let Some(fault) = self.scenario.faults.iter().find(|fault| fault.hits(call)) else { return Ok(()) };
         if self.index >= self.scenario.actors.len() && fault.errno == Errno::ENOSPC {
