@@ -342,7 +342,9 @@ fn each_quarantine_is_told_with_its_age_its_end_and_when_it_can_be_reclaimed() {
     let (young, old) = (of(&young), of(&old));
     assert_eq!((&young["fate"], &young["ended"]["why"]), (&"young".into(), &"stale".into()));
     let left = young["reclaimable_in_ms"].as_u64().expect("a time");
-    assert!((3_400_000..=3_572_000).contains(&left), "{left}");
+    // The hour and the margin, less what its planted age has used; a file's stamp may be a tick behind the clock that
+    // said how old to make it, so the upper bound is only rough: it tells the age from the whole hour.
+    assert!((3_400_000..3_600_000).contains(&left), "{left}");
     assert_eq!((&old["fate"], &old["owner"]["command"]), (&"reclaimable".into(), &"dead-job".into()));
     assert_eq!(found["quarantine"].as_array().map(Vec::len), Some(3));
     assert_eq!(found["next"][0], format!("withlock reclaim {}", sandbox.lock().display()));
