@@ -194,7 +194,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`address`] | a LOCK that names a key in etcd (pure) |
-//! | [`cli`], [`options`] | what was typed; what it means, validated (pure) |
+//! | [`cli`], [`options`], [`plain`] | what was typed; what it means, validated; the same for common lines at once (pure) |
 //! | [`exit`] | the table of exit codes (pure) |
 //! | [`record`] | the record, slot and claim names: encode, decode, classify (pure) |
 //! | [`lease`] | stale? renew when? give up when? reclaim when? (pure) |
@@ -212,6 +212,7 @@ pub mod exit;
 pub mod lease;
 pub mod machine;
 pub mod options;
+pub mod plain;
 pub mod record;
 pub mod report;
 pub mod store;

@@ -22,6 +22,17 @@ pub enum Change {
     Continued,
 }
 
+impl Change {
+    /// The exit code that tells of it, if it is an end.
+    pub fn exit_code(self) -> Option<u8> {
+        match self {
+            Change::Exited(status) => Some(status),
+            Change::Killed(signal) => Some(of_signal(signal)),
+            Change::Stopped(_) | Change::Continued => None,
+        }
+    }
+}
+
 /// A signal that has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {

@@ -114,21 +114,6 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The form that is typed most often, `LOCK [--] COMMAND [ARG]...` without options, understood
-    /// without a parser: building the parser costs more than taking the lock. `None`: not of that form.
-    pub fn plain(words: &[OsString]) -> Option<Self> {
-        let is_option = |word: &OsString| word.as_bytes().starts_with(b"-");
-        let (lock, rest) =
-            words.split_first().filter(|(lock, _)| !is_option(lock) && !is_subcommand(lock) && !is_address(lock))?;
-        let argv = match rest.split_first()? {
-            (dashes, argv) if dashes == "--" => argv,
-            (command, _) if is_option(command) => return None,
-            _ => rest,
-        };
-        let run = Run { lock: lock.clone(), argv: argv.to_vec(), ..Run::default() };
-        Plan::new(run).ok()
-    }
-
     /// Understands what was typed.
     pub fn new(run: Run) -> Result<Self, Usage> {
         let argv = match (run.shell_text, run.argv) {
@@ -455,22 +440,6 @@ mod tests {
         assert_eq!((mode("600"), mode("0664")), (Ok(0o600), Ok(0o664)));
         for text in ["", "000", "400", "1777", "8", "0x1", "+600", "00600"] {
             assert!(mode(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn the_plain_form_means_what_the_parser_makes_of_it() {
-        use clap::Parser as _;
-        for line in
-            ["L true", "L -- true", "L -- -n x", "L true -n --ttl 1", "L -- -- x", "L a -- b", "./break x", "/a/b c"]
-        {
-            let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
-            let parsed = crate::cli::Cli::try_parse_from([&[OsString::from("withlock")], &words[..]].concat()).unwrap();
-            assert_eq!(Plan::plain(&words), Some(Plan::new(parsed.run).unwrap()), "{line}");
-        }
-        for line in ["L", "-n L true", "L -n true", "L --", "break x", "L -c x", ""] {
-            let words: Vec<OsString> = line.split_terminator(' ').map(OsString::from).collect();
-            assert_eq!(Plan::plain(&words), None, "{line}");
         }
     }
 

@@ -3,11 +3,11 @@
 use std::collections::HashSet;
 use std::ffi::OsStr;
 
-use crate::machine::{Action, Event, Machine, Outcome};
+use crate::machine::{Action, Change, Event, Machine, Outcome};
 use crate::store::{Held, News};
 use crate::sys::clock::boot_ms;
 use crate::sys::output::complain;
-use crate::sys::process::{self, descendants, next_change};
+use crate::sys::process::{self, Zombie, descendants, next_change};
 use crate::sys::signal::{Signals, stop_self};
 use crate::sys::timer::Waiter;
 use crate::text::Shown;
@@ -15,7 +15,7 @@ use crate::text::Shown;
 /// Watches over COMMAND until it, or, where it must be ended, all of its tree, has ended.
 ///
 /// `held` is the lock that is kept for it, if any. It is not released here. `lock` is its name as the
-/// user gave it, for messages.
+/// user gave it, for messages. COMMAND may be left to be reaped.
 pub fn supervise(
     command_pid: i32,
     machine: Machine,
@@ -27,6 +27,14 @@ pub fn supervise(
         Supervisor { command_pid, started: None, machine, lock, held, named: HashSet::new(), finished: None };
     let mut waiter = Waiter::new();
     loop {
+        // The common end first, and no more than it: others wait for the lock.
+        if let Some(change) = process::ended(command_pid) {
+            supervisor.handle(Event::Command(change));
+            if let Some(outcome) = supervisor.finished {
+                return outcome;
+            }
+            drop(Zombie(command_pid));
+        }
         // Signals before children: a SIGCHLD that is read after the last look at the children would be
         // the only word of a child that ended in between.
         while let Ok(Some(received)) = signals.next() {
@@ -66,10 +74,10 @@ pub fn supervise(
 const BRIEFLY_MS: u16 = 20;
 
 /// Waits for COMMAND's end for a moment, in which there is nothing to renew, to hand on or to say; its
-/// exit code. `None`: something else happened, or nothing yet.
+/// exit code. `None`: something else happened, or nothing yet. COMMAND is left to be reaped.
 pub fn supervise_briefly(command_pid: i32, signals: &Signals) -> Option<u8> {
     Waiter::wait_briefly(signals, BRIEFLY_MS);
-    process::ended(command_pid)
+    process::ended(command_pid).and_then(Change::exit_code)
 }
 
 struct Supervisor<'a> {

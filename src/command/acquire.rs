@@ -106,7 +106,7 @@ fn offer(lease: &Lease, guard: Guard, command: String) -> Offer {
 /// Nobody will use the lock: back with it, and why.
 fn give_back(held: Box<dyn Held>, lock: &OsStr, exit: Exit) -> u8 {
     let ttl_ms = held.ttl_ms();
-    if held.release().is_err() {
+    if held.release(&mut || {}).is_err() {
         let ttl = duration(ttl_ms);
         complain(&format!("{}: not released either; the lock expires within {ttl}", Shown::os(lock)));
     }

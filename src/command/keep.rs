@@ -49,7 +49,7 @@ pub(super) fn keep(mut held: Box<dyn Held>, process: &Watched) {
         }
         if vigil.sleep(held.news_descriptor(), next_renewal_ms.min(boot_ms() + LOOK_EVERY_MS)) == Woken::ProcessEnded {
             // What cannot be released expires; nothing else is left to try.
-            let _ = held.release();
+            let _ = held.release(&mut || {});
             return;
         }
     }

@@ -24,18 +24,19 @@ use clap::error::ErrorKind;
 use crate::cli::{Cli, Sub, SubCli};
 use crate::exit::Exit;
 use crate::options::{Plan, Usage, check_first_word, is_subcommand};
+use crate::plain;
 use crate::store::Fault;
 use crate::sys::output::complain;
 use crate::sys::signal::{OnEntry, block_all};
 use crate::sys::{Errno, describe, handover, process, terminal};
 use crate::text::Shown;
 
-use run::Started;
+use run::Begun;
 
 /// The program, from its command line to its exit code.
 pub fn main(words: &[OsString]) -> u8 {
-    if let Some(started) = handover::take().and_then(|left| left.downcast::<Started>().ok()) {
-        return started.finish();
+    if let Some(begun) = handover::take().and_then(|left| left.downcast::<Begun>().ok()) {
+        return begun.finish();
     }
     process::occupy_standard_descriptors();
     // Before the lock file exists, so that there is no moment in which a signal leaks it.
@@ -48,19 +49,20 @@ pub fn main(words: &[OsString]) -> u8 {
     })
 }
 
-/// What can be done before the C library has been started: the common case, a free lock and a command
-/// that ends soon. `None`: [`main`] is to go on, from the beginning or from what was left to it.
+/// What can be done before the C library has been started: the common case, a lock that is taken, perhaps
+/// after a wait, and a command that ends soon. `None`: [`main`] is to go on, from the beginning or from what
+/// was left to it.
 pub fn early(words: &[OsString]) -> Option<u8> {
     let words = words.get(1..)?;
     check_first_word(words).ok()?;
-    let plan = Plan::plain(words)?;
+    let plan = plain::plan(words)?;
     process::occupy_standard_descriptors();
     let on_entry = block_all().ok()?;
-    let Some(started) = run::start_early(plan, on_entry) else {
+    let Some(begun) = run::begin(plan, on_entry) else {
         on_entry.restore().ok()?;
         return None;
     };
-    match started.finish_early() {
+    match begun.finish_early() {
         Ok(code) => Some(code),
         Err(unfinished) => {
             handover::leave(unfinished);
@@ -73,7 +75,7 @@ fn dispatch(words: &[OsString], on_entry: OnEntry) -> anyhow::Result<u8> {
     let arguments = words;
     let words = words.get(1..).unwrap_or_default();
     check_first_word(words)?;
-    if let Some(plan) = Plan::plain(words) {
+    if let Some(plan) = plain::plan(words) {
         return run::run(plan, on_entry);
     }
     if words.first().is_some_and(|word| is_subcommand(word)) {

@@ -12,7 +12,7 @@ use crate::store::{self, Busy, Held, NotReleased, Offer, Store};
 use crate::supervise::{supervise, supervise_briefly};
 use crate::sys::clock::boot_ms;
 use crate::sys::output::complain;
-use crate::sys::process;
+use crate::sys::process::{self, Zombie};
 use crate::sys::signal::{OnEntry, Signals};
 use crate::sys::spawn::Program;
 use crate::sys::{Errno, describe};
@@ -36,58 +36,53 @@ pub(super) fn run(plan: Plan, on_entry: OnEntry) -> anyhow::Result<u8> {
     let obtained = obtain(store.as_mut(), &offer(plan), plan.patience, &plan.lock, plan.quiet)?;
     // Gives the signal dispositions back that waiting needed.
     drop(store);
-    match obtained {
-        Obtained::Lock(held) => Ok(job.with(held)),
-        Obtained::Ancestor(nonce, _) if plan.reentrant => {
-            Ok(job.without_lease(&Mode::Locked { nonce, fence: None, is_new: false }))
-        }
-        Obtained::Ancestor(_, busy) => {
-            let line = busy_line(&busy, &plan.lock, "held by an ancestor of this process:");
-            complain(&line.replacen(": by ", ": ", 1));
-            Ok(Exit::Nested.code())
-        }
-        Obtained::Busy(busy, waited) => Ok(job.busy(&busy, waited)),
-    }
+    Ok(job.go_on(obtained))
 }
 
-/// The beginning of the common case: the lock is granted, and COMMAND is started. `None`: there is
-/// something to say, and nothing was done.
-pub(super) fn start_early(plan: Plan, on_entry: OnEntry) -> Option<Started> {
+/// The beginning of the common case: its lock is taken, or not, and COMMAND is started. `None`: an error, or
+/// something to say first, and nothing was done.
+pub(super) fn begin(plan: Plan, on_entry: OnEntry) -> Option<Begun> {
     let (job, mut store) = Job::prepare(plan, on_entry).ok()?;
     let plan = &job.plan;
-    let Ok(Obtained::Lock(held)) = obtain(store.as_mut(), &offer(plan), plan.patience, &plan.lock, plan.quiet) else {
-        return None;
-    };
+    let obtained = obtain(store.as_mut(), &offer(plan), plan.patience, &plan.lock, plan.quiet).ok()?;
     drop(store);
+    let Obtained::Lock(held) = obtained else { return Some(Begun::Obtained(job, obtained)) };
     let program = job.program(&job.plan.argv, &Mode::of(held.as_ref()));
     let spawned = job.spawn(program, &job.plan.argv, Some(held.as_ref()));
-    Some(Started { job, held, spawned })
+    Some(Begun::Started(job, held, spawned))
 }
 
-/// COMMAND has been started, or could not be, under a lock.
-pub(super) struct Started {
-    job: Job,
-    held: Box<dyn Held>,
-    spawned: Result<Running, NotRun>,
+/// What was begun.
+pub(super) enum Begun {
+    /// COMMAND was started under the lock, or could not be.
+    Started(Job, Box<dyn Held>, Result<Running, NotRun>),
+    /// The wait for the lock is over.
+    Obtained(Job, Obtained),
 }
 
-impl Started {
+impl Begun {
     /// The end of the common case, if it comes soon.
     pub(super) fn finish_early(self) -> Result<u8, Box<Self>> {
-        match &self.spawned {
-            Ok(running) => match supervise_briefly(running.pid, &self.job.signals) {
-                Some(code) => Ok(self.job.release(self.held, code)),
-                None => Err(Box::new(self)),
-            },
-            Err(_) => Err(Box::new(self)),
+        match self {
+            Begun::Started(job, held, Ok(running)) if job.plan.max_hold_ms.is_none() => {
+                match supervise_briefly(running.pid, &job.signals) {
+                    Some(code) => Ok(job.release(held, code, Some(Zombie(running.pid)))),
+                    None => Err(Box::new(Begun::Started(job, held, Ok(running)))),
+                }
+            }
+            begun => Err(Box::new(begun)),
         }
     }
 
-    /// Watches over COMMAND to its end, and releases.
+    /// Goes on to the end.
     pub(super) fn finish(self) -> u8 {
-        let Started { job, mut held, spawned } = self;
-        let outcome = spawned.map(|running| running.supervise(&job, Some(&mut held)));
-        job.end(held, outcome)
+        match self {
+            Begun::Started(job, mut held, spawned) => {
+                let ended = spawned.map(|running| running.supervise(&job, Some(&mut held)));
+                job.end(held, ended)
+            }
+            Begun::Obtained(job, obtained) => job.go_on(obtained),
+        }
     }
 }
 
@@ -120,12 +115,14 @@ impl Mode {
     }
 }
 
-/// Everything that may fail for want of a descriptor is had before the lock is.
-struct Job {
+/// Everything that may fail for want of a descriptor is had before the lock is, and whatever can be done before
+/// is: once it is ours, others wait for it.
+pub(super) struct Job {
     plan: Plan,
     lock: OsString,
     signals: Signals,
     on_entry: OnEntry,
+    leads_session: bool,
 }
 
 impl Job {
@@ -134,25 +131,44 @@ impl Job {
         on_entry.receive_child_statuses().map_err(|errno| System::new("reset SIGCHLD", errno))?;
         let store = store::open(&plan.lock, plan.lease.parents, &plan.access, &on_entry)?;
         let lock = store.absolute_name()?;
-        Ok((Job { plan, lock, signals, on_entry }, store))
+        // Without it orphans of COMMAND would escape when all of its tree must end.
+        let _ = process::become_subreaper();
+        Ok((Job { plan, lock, signals, on_entry, leads_session: process::is_session_leader() }, store))
+    }
+
+    fn go_on(&self, obtained: Obtained) -> u8 {
+        match obtained {
+            Obtained::Lock(held) => self.with(held),
+            Obtained::Ancestor(nonce, _) if self.plan.reentrant => {
+                self.without_lease(&Mode::Locked { nonce, fence: None, is_new: false })
+            }
+            Obtained::Ancestor(_, busy) => {
+                let line = busy_line(&busy, &self.plan.lock, "held by an ancestor of this process:");
+                complain(&line.replacen(": by ", ": ", 1));
+                Exit::Nested.code()
+            }
+            Obtained::Busy(busy, waited) => self.busy(&busy, waited),
+        }
     }
 
     fn with(&self, mut held: Box<dyn Held>) -> u8 {
         if self.plan.verbose {
             complain(&format!("{}: locked, nonce {}", Shown::os(&self.plan.lock), held.nonce()));
         }
-        let outcome = self.unless_skipped(&Mode::of(held.as_ref()), Some(&mut held));
-        self.end(held, outcome)
+        let ended = self.unless_skipped(&Mode::of(held.as_ref()), Some(&mut held));
+        self.end(held, ended)
     }
 
     /// Runs COMMAND, unless `--skip-if` finds, under the lock, that it is not needed any more.
-    fn unless_skipped(&self, mode: &Mode, mut held: Option<&mut Box<dyn Held>>) -> Result<Outcome, NotRun> {
+    fn unless_skipped(&self, mode: &Mode, mut held: Option<&mut Box<dyn Held>>) -> Result<Ended, NotRun> {
         if let Some(condition) = &self.plan.skip_if {
             let argv = ["/bin/sh".into(), "-c".into(), condition.clone()];
             let condition = self.program(&argv, mode).map(Program::without_input);
-            let outcome = self.supervised(condition, &argv, held.as_deref_mut())?;
+            let mut ended = self.supervised(condition, &argv, held.as_deref_mut())?;
+            let outcome = &mut ended.outcome;
             if outcome.lost {
-                return Ok(Outcome { code: Exit::Lost.code(), lost: true });
+                outcome.code = Exit::Lost.code();
+                return Ok(ended);
             }
             // A condition that failed says that COMMAND is needed. One that was ended by a signal, by
             // --max-hold or for the lock says nothing, and what ended it was meant for all.
@@ -160,13 +176,13 @@ impl Job {
                 || outcome.code == Exit::Lost.code()
                 || (outcome.code == Exit::MaxHold.code() && self.plan.max_hold_ms.is_some());
             if outcome.code == 0 || was_ended {
-                return Ok(outcome);
+                return Ok(ended);
             }
         }
         self.command(mode, held)
     }
 
-    fn command(&self, mode: &Mode, held: Option<&mut Box<dyn Held>>) -> Result<Outcome, NotRun> {
+    fn command(&self, mode: &Mode, held: Option<&mut Box<dyn Held>>) -> Result<Ended, NotRun> {
         let argv = &self.plan.argv;
         self.supervised(self.program(argv, mode), argv, held)
     }
@@ -178,7 +194,7 @@ impl Job {
             Mode::Degraded => self.command(mode, None),
         };
         match ended {
-            Ok(outcome) => outcome.code,
+            Ok(ended) => ended.outcome.code,
             Err(not_run) => not_run.complain(),
         }
     }
@@ -206,7 +222,7 @@ impl Job {
         program: Result<Program, Errno>,
         argv: &[OsString],
         held: Option<&mut Box<dyn Held>>,
-    ) -> Result<Outcome, NotRun> {
+    ) -> Result<Ended, NotRun> {
         let running = self.spawn(program, argv, held.as_ref().map(|held| held.as_ref()))?;
         Ok(running.supervise(self, held))
     }
@@ -219,8 +235,6 @@ impl Job {
     ) -> Result<Running, NotRun> {
         let not_run = |errno| NotRun { errno, argv0: argv[0].clone() };
         let program = program.map_err(not_run)?;
-        // Without it orphans of COMMAND would escape when all of its tree must end.
-        let _ = process::become_subreaper();
         let terms = Terms {
             ttl_ms: held.map(Held::ttl_ms),
             renew: self.plan.renew,
@@ -228,7 +242,7 @@ impl Job {
             max_hold_ms: self.plan.max_hold_ms,
             kill_after_ms: self.plan.kill_after_ms,
             on_lost: self.plan.on_lost,
-            leads_session: process::is_session_leader(),
+            leads_session: self.leads_session,
         };
         let now_ms = boot_ms();
         let granted_ms = held.map_or(now_ms, Held::granted_boot_ms);
@@ -270,23 +284,24 @@ impl Job {
         Program::new(argv, &set, &unset)
     }
 
-    fn end(&self, held: Box<dyn Held>, outcome: Result<Outcome, NotRun>) -> u8 {
-        match outcome {
-            Ok(Outcome { code, lost: true }) => code,
-            Ok(Outcome { code, lost: false }) => self.release(held, code),
+    fn end(&self, held: Box<dyn Held>, ended: Result<Ended, NotRun>) -> u8 {
+        match ended {
+            Ok(Ended { outcome: Outcome { code, lost: true }, .. }) => code,
+            Ok(Ended { outcome: Outcome { code, lost: false }, zombie }) => self.release(held, code, Some(zombie)),
             Err(not_run) => {
                 let code = not_run.complain();
-                self.release(held, code)
+                self.release(held, code, None)
             }
         }
     }
 
     /// Gives the lock back. COMMAND's own failure passes through; its success must not hide ours.
-    fn release(&self, held: Box<dyn Held>, code: u8) -> u8 {
+    /// The command is reaped only once the lock is free: that takes the kernel as long as the release.
+    fn release(&self, held: Box<dyn Held>, code: u8, mut zombie: Option<Zombie>) -> u8 {
         let own = |ours: Exit| if code == 0 { ours.code() } else { code };
         let path = Shown::os(&self.plan.lock);
         let ttl = duration(held.ttl_ms());
-        match held.release() {
+        match held.release(&mut || drop(zombie.take())) {
             Ok(remark) => {
                 if let Some(remark) = remark {
                     complain(&format!("{path}: {remark}"));
@@ -307,19 +322,26 @@ impl Job {
 }
 
 /// COMMAND, started.
-struct Running {
+pub(super) struct Running {
     pid: i32,
     machine: Machine,
 }
 
 impl Running {
-    fn supervise(self, job: &Job, held: Option<&mut Box<dyn Held>>) -> Outcome {
-        supervise(self.pid, self.machine, &job.signals, &job.plan.lock, held)
+    fn supervise(self, job: &Job, held: Option<&mut Box<dyn Held>>) -> Ended {
+        let outcome = supervise(self.pid, self.machine, &job.signals, &job.plan.lock, held);
+        Ended { outcome, zombie: Zombie(self.pid) }
     }
 }
 
+/// COMMAND has ended.
+struct Ended {
+    outcome: Outcome,
+    zombie: Zombie,
+}
+
 /// COMMAND was not started.
-struct NotRun {
+pub(super) struct NotRun {
     errno: Errno,
     argv0: OsString,
 }

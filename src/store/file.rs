@@ -33,6 +33,8 @@ const BACKSTOP_MS: u64 = 1_000;
 const VETOED_AGAIN_MS: u64 = 60_000;
 /// How long a contested newborn is given to be left alone, in milliseconds, before it is given back.
 const NEWBORN_PATIENCE_MS: u64 = 2_000;
+/// How often a lock without a record is looked at in quick succession: its maker is about to write it.
+const NEWBORN_LOOKS: u32 = 5;
 /// Observations in one attempt that each find the lock changed; then it counts as busy for now.
 const TURNS: u32 = 100;
 
@@ -50,6 +52,9 @@ pub struct FileStore {
     /// The epoch whose guard we were given while it was still at the path. Its processes are dead; it is
     /// waited out by the clock, and its guard is left alone, or two waiters would wake each other.
     given: Option<Identity>,
+    /// The guard that we were just given, and of which file: whether its epoch has ended the next look tells.
+    just_given: Option<(Identity, File)>,
+    /// Guards of epochs that have ended.
     kept_guards: Vec<File>,
     vetoed: Option<Identity>,
     polls: u32,
@@ -80,6 +85,7 @@ impl FileStore {
             watch: Watch::default(),
             seen: None,
             given: None,
+            just_given: None,
             kept_guards: Vec::new(),
             vetoed: None,
             polls: 0,
@@ -168,6 +174,7 @@ impl FileStore {
         // (4) Still at the path, nobody in either slot, and no time lost; else renew first.
         match held.counts()? {
             true => {
+                self.kept_guards.extend(self.just_given.take().map(|(_, file)| file));
                 held.kept_guards.append(&mut self.kept_guards);
                 Ok(Grant::Held(held))
             }
@@ -288,15 +295,15 @@ impl FileStore {
             && epoch.record().is_some_and(|record| record.guard != Guard::None && record.boot_id == self.who.boot_id)
     }
 
-    fn was_given(&mut self, file: File, identity: Identity) -> Result<(), Fault> {
-        let failed = |errno| self.place.io("look at it", errno);
-        let at_path = self.place.dir.lstat(&self.place.name).map_err(failed)?;
-        if at_path.is_some_and(|stat| stat.identity == identity) {
+    /// What the guard is worth that we were just given, now that we know whether its epoch is still `at_path`.
+    fn settle_guard(&mut self, at_path: Option<Identity>) -> Result<(), Fault> {
+        let Some((identity, file)) = self.just_given.take() else { return Ok(()) };
+        if at_path == Some(identity) {
             // Its processes are dead, but its time has not come. We let go at once, so that it can be
             // ended, and wait by the clock.
             self.given = Some(identity);
             self.vetoed = None;
-            file.unguard().map_err(failed)
+            file.unguard().map_err(|errno| self.place.io("look at it", errno))
         } else {
             // The epoch has ended. Those who sleep behind us sleep on, until we are done.
             self.kept_guards.push(file);
@@ -415,7 +422,7 @@ impl FileHeld {
         if slot != self.blank_slot && !matches!(self.close_blank_slot(), Ok(Sealed::Yes)) {
             return;
         }
-        let given_back: Result<_, NotReleased> = self.release_to(&slot, known);
+        let given_back: Result<_, NotReleased> = self.release_to(&slot, known, &mut || {});
         drop(given_back);
     }
 }
@@ -439,7 +446,12 @@ impl Store for FileStore {
                 self.place.dir.may_write().map_err(|errno| self.place.change_fault("create it", errno))?;
                 self.may_write = true;
             }
-            match self.place.observe()? {
+            let seen = self.place.observe()?;
+            self.settle_guard(match &seen {
+                Seen::Epoch(epoch) => Some(epoch.identity()),
+                Seen::Free | Seen::Foreign(..) => None,
+            })?;
+            match seen {
                 Seen::Free => self.watch.forget(),
                 Seen::Foreign(_, what) => return Err(self.place.cannot(format!("not a withlock lock: {what}"))),
                 Seen::Epoch(epoch) => {
@@ -472,14 +484,20 @@ impl Store for FileStore {
                 // Dead, and waited out by the clock alone: there is nothing to poll for.
                 self.polls = u32::MAX;
             }
+            let is_newborn = epoch.known == Known::Blank && self.polls < NEWBORN_LOOKS;
             self.seen = Some(Epoch { file: Some(file), ..epoch });
+            if is_newborn {
+                self.polls += 1;
+                self.sleeper.doze();
+                return Ok(false);
+            }
             return Ok(self.sleep_by_the_clock(due_ms, word));
         }
         if is_scheduled() {
             // One step of a scheduled actor: others decide when it comes to its next.
             before("wait", &self.place.name).map_err(failed)?;
             if file.try_guard().map_err(failed)? == Try::Given {
-                self.was_given(file, identity)?;
+                self.just_given = Some((identity, file));
             }
             return Ok(false);
         }
@@ -494,7 +512,7 @@ impl Store for FileStore {
         };
         let (slept, word_was_said) = self.sleeper.sleep_on_guard(&file, &self.place.dir, watch).map_err(failed)?;
         match slept {
-            Slept::Given => self.was_given(file, identity)?,
+            Slept::Given => self.just_given = Some((identity, file)),
             Slept::Called => {}
             Slept::Unsupported => self.given = Some(identity),
         }

@@ -40,7 +40,7 @@ pub struct FileHeld {
     pub(super) guarded: bool,
     /// The guard's second descriptor, which COMMAND inherits.
     pub(super) inherited: Option<OwnedFd>,
-    /// Guards of epochs that have ended. Others sleep on them: they wake, one of each, when we are done.
+    /// Guards of epochs that have ended. Others sleep on them, and wake, one of each, when we let go.
     pub(super) kept_guards: Vec<File>,
     pub(super) granted_boot_ms: u64,
 }
@@ -225,13 +225,22 @@ impl FileHeld {
     }
 
     /// Gives the epoch up under `slot`'s name.
-    pub(super) fn release_to(&self, slot: &SlotName, known: Known) -> Result<Option<String>, NotReleased> {
+    pub(super) fn release_to(
+        &self,
+        slot: &SlotName,
+        known: Known,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<Option<String>, NotReleased> {
         let until_ms = boot_ms() + RELEASE_PATIENCE_MS;
         loop {
             // Decided by when the try began: one that stalled says little of what is there now.
             let is_last = boot_ms() >= until_ms;
             match self.try_release(slot, &known) {
-                Ok(Released::Yes(remark)) => return Ok(remark),
+                Ok(Released::Yes(remark)) => {
+                    meanwhile();
+                    self.wake_the_rest();
+                    return Ok(remark);
+                }
                 Ok(Released::NotOurs(found)) => return Err(NotReleased::Lost(found)),
                 Ok(Released::NotYet(_)) | Err(_) if !is_last => sleep::pause(50),
                 Ok(Released::NotYet(why)) => {
@@ -256,7 +265,7 @@ impl FileHeld {
         let slot_name = slot.file_name(name);
         if left_out(Step::ReleaseBySlot) {
             dir.unlink(name)?;
-            self.wake_waiters();
+            self.wake_first();
             return Ok(Released::Yes(None));
         }
         // (2) Through the epoch's own name: a delayed rival that still believes in this epoch fails on it.
@@ -275,7 +284,7 @@ impl FileHeld {
             Err(errno) => return Err(errno),
         }
         // (3) Explicitly: a background child may still have the descriptor, and waiters sleep on it.
-        self.wake_waiters();
+        self.wake_first();
         // (4) What a crash leaves here is a quarantine like any other.
         let _ = dir.unlink(&slot_name);
         Ok(Released::Yes(None))
@@ -326,17 +335,31 @@ impl FileHeld {
             Err(fault) => Released::NotYet(fault.to_string()),
         };
         if matches!(released, Released::Yes(_)) {
-            self.wake_waiters();
+            self.wake_first();
         }
         Ok(released)
     }
 
-    fn wake_waiters(&self) {
+    /// Wakes the one whose turn it is. Who sleeps on the guard that we were given first came before all
+    /// who found this epoch at the path.
+    fn wake_first(&self) {
+        match self.kept_guards.first() {
+            Some(oldest) => drop(oldest.unguard()),
+            None => self.wake_own(),
+        }
+    }
+
+    /// Wakes those who sleep on this epoch's own guard, once the first has had its chance: they will find
+    /// the lock taken, and queue for it. The other guards go with their descriptors.
+    fn wake_the_rest(&self) {
+        if !self.kept_guards.is_empty() {
+            self.wake_own();
+        }
+    }
+
+    fn wake_own(&self) {
         if self.guarded || self.place.file_system.local {
             let _ = self.file.unguard();
-        }
-        for guard in &self.kept_guards {
-            let _ = guard.unguard();
         }
     }
 }
@@ -388,7 +411,7 @@ impl Held for FileHeld {
         Alarm::on(&self.file).ok()
     }
 
-    fn release(self: Box<Self>) -> Result<Option<String>, NotReleased> {
-        self.release_to(&self.slot, Known::Record(Box::new(self.record.clone())))
+    fn release(self: Box<Self>, meanwhile: &mut dyn FnMut()) -> Result<Option<String>, NotReleased> {
+        self.release_to(&self.slot, Known::Record(Box::new(self.record.clone())), meanwhile)
     }
 }

@@ -157,8 +157,9 @@ pub trait Held: std::fmt::Debug {
     /// This process is a fork of the one that was granted the lock: whatever that one had running beside
     /// it is not here.
     fn after_fork(&mut self) {}
-    /// Gives the lock back. `Ok` may carry a remark for people.
-    fn release(self: Box<Self>) -> Result<Option<String>, NotReleased>;
+    /// Gives the lock back. `Ok` may carry a remark for people. Between the waking of the contender whose
+    /// turn it is and that of others, should there be any, it does what can be done `meanwhile`.
+    fn release(self: Box<Self>, meanwhile: &mut dyn FnMut()) -> Result<Option<String>, NotReleased>;
 }
 
 /// The store that a LOCK names, for a contender.

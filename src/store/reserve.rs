@@ -103,7 +103,7 @@ impl Numbers {
                     let _ = raise_floor(&place.dir, number);
                 }
                 // What cannot be released expires within a second, and holds nobody up for longer.
-                let _ = held.release();
+                let _ = held.release(&mut || {});
                 None
             }
             Err(without) => Some(without),

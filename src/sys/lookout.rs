@@ -69,6 +69,8 @@ struct Post {
     sleeper: i32,
     dir: RawFd,
     watch: Option<Watch>,
+    /// Nobody has come to this watch yet.
+    is_new: bool,
 }
 
 /// The lookout, as the sleeper knows it. There is one in a process, and it stays to its end: the thread
@@ -79,18 +81,24 @@ pub struct Lookout {
 }
 
 impl Lookout {
-    /// Makes the thread. All signals must be blocked: the thread keeps that mask.
+    /// Makes the thread, on watch. All signals must be blocked: the thread keeps that mask.
     ///
     /// It has descriptors of its own, `dir` and the standard ones. Sharing them would make every later
     /// growth of the table, as for the guard's high number, wait for a kernel grace period of some 10 ms.
-    pub fn post(dir: RawFd) -> Result<Self> {
+    ///
+    /// The thread is of the batch kind, which never preempts: the first thing it would do is to keep the
+    /// sleeper, who made it, from queueing for the guard.
+    pub fn post(dir: RawFd, watch: Watch) -> Result<Self> {
         // Not the C library's gettid: the standard library declares that one as perhaps missing, and a
         // static program then goes without.
         // SAFETY: gettid takes nothing.
         let sleeper = i32::try_from(unsafe { call(libc::SYS_gettid, [0; 6]) }).unwrap_or(0);
-        let post = Box::into_raw(Box::new(Post { phase: AtomicU32::new(OFF), sleeper, dir, watch: None }));
+        let post =
+            Box::into_raw(Box::new(Post { phase: AtomicU32::new(ON), sleeper, dir, watch: Some(watch), is_new: true }));
         let stack = Box::leak(Box::<[u8]>::new_uninit_slice(STACK_BYTES));
         let flags = libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_SIGHAND | libc::CLONE_THREAD | libc::CLONE_SYSVSEM;
+        // The thread inherits the kind that its maker has at this moment.
+        let is_batch = set_kind(libc::SCHED_OTHER, libc::SCHED_BATCH);
         // SAFETY: `keep_watch` never returns and uses only `post`, which is never freed, and the stack,
         // which is leaked for it; it grows down from its aligned end.
         let made = unsafe {
@@ -98,6 +106,9 @@ impl Lookout {
             let top = top.sub(top.addr() & 15);
             libc::clone(keep_watch, top.cast(), flags, post.cast())
         };
+        if is_batch {
+            set_kind(libc::SCHED_BATCH, libc::SCHED_OTHER);
+        }
         Errno::result(made).map(|_| Lookout { post })
     }
 
@@ -107,6 +118,7 @@ impl Lookout {
         let post = unsafe { &mut *self.post };
         debug_assert_eq!(post.phase.load(Ordering::Relaxed), OFF);
         post.watch = Some(watch);
+        post.is_new = true;
         post.phase.store(ON, Ordering::Release);
         futex_wake(&post.phase);
     }
@@ -132,6 +144,13 @@ impl Lookout {
         let post = unsafe { &mut *self.post };
         post.watch.take().is_some_and(|watch| watch.word.is_none())
     }
+}
+
+/// Changes how this thread is scheduled, if it is `from` now; whether it was.
+fn set_kind(from: libc::c_int, to: libc::c_int) -> bool {
+    let parameter = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the first takes no pointer; the second reads its parameter.
+    unsafe { libc::sched_getscheduler(0) == from && libc::sched_setscheduler(0, to, &raw const parameter) == 0 }
 }
 
 fn address<T>(value: &T) -> usize {
@@ -160,7 +179,7 @@ extern "C" fn keep_watch(argument: *mut c_void) -> libc::c_int {
     let post = argument.cast::<Post>();
     // SAFETY: the phase is atomic and the post is never freed.
     let phase = unsafe { &(*post).phase };
-    // SAFETY: as long as there was no watch, nobody writes to the post.
+    // SAFETY: the directory's number is never written again.
     let dir = unsafe { usize::try_from((*post).dir).unwrap_or(usize::MAX) };
     close_all_but(dir);
     let mut next_ms = 0;
@@ -170,8 +189,12 @@ extern "C" fn keep_watch(argument: *mut c_void) -> libc::c_int {
             OFF => futex_wait(phase, OFF, None),
             ON | CALLED if phase.compare_exchange(now, BUSY, Ordering::AcqRel, Ordering::Acquire).is_ok() => {
                 // SAFETY: in phase BUSY the lookout alone touches the post.
-                let (watch, sleeper) = unsafe { (&mut (*post).watch, (*post).sleeper) };
-                let due = watch.as_mut().is_none_or(|watch| now == CALLED || watch.is_due(dir, &mut next_ms));
+                let (watch, is_new, sleeper) = unsafe { (&mut (*post).watch, &mut (*post).is_new, (*post).sleeper) };
+                // The sleeper has just looked itself. Should the lock have changed hands since, its guard is
+                // most likely kept by another waiter, behind whom it has its place in the chain: to call it
+                // away would cost it that.
+                let look = !std::mem::take(is_new);
+                let due = watch.as_mut().is_none_or(|watch| now == CALLED || watch.is_due(dir, look, &mut next_ms));
                 if due {
                     shout(sleeper);
                 }
@@ -207,16 +230,18 @@ fn shout(sleeper: i32) {
 }
 
 impl Watch {
-    /// Looks; whether the sleeper has something to do. Otherwise `next_ms` says how long to rest.
-    fn is_due(&mut self, dir: usize, next_ms: &mut u64) -> bool {
+    /// Whether the sleeper has something to do, after a look if `look`. Otherwise `next_ms` says how long to
+    /// rest.
+    fn is_due(&mut self, dir: usize, look: bool, next_ms: &mut u64) -> bool {
         let now_ms = now_boot_ms();
         if let Some(word) = self.word.as_ref().filter(|word| now_ms >= word.at_boot_ms) {
             say(&word.line);
             // Taken, but not freed: the allocator is the sleeper's.
             std::mem::forget(self.word.take());
         }
-        match self.look(dir) {
-            Some((inode, mtime_ns)) if inode == self.inode => {
+        match look.then(|| self.look(dir)) {
+            None => {}
+            Some(Some((inode, mtime_ns))) if inode == self.inode => {
                 let later_ms = (mtime_ns - self.mtime_ns) / 1_000_000;
                 self.mtime_ns = mtime_ns;
                 self.stale_boot_ms = self.stale_boot_ms.saturating_add_signed(i64::try_from(later_ms).unwrap_or(0));

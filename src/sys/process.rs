@@ -161,15 +161,32 @@ pub fn next_change() -> Option<(i32, Change)> {
     }
 }
 
-/// The exit code of a child that has ended, which is reaped by this; `None` if it has not.
-pub fn ended(pid: i32) -> Option<u8> {
-    let mut status = 0;
-    // SAFETY: waitpid writes one int.
-    let found = unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) };
-    match found == pid {
-        true if libc::WIFEXITED(status) => u8::try_from(libc::WEXITSTATUS(status)).ok(),
-        true => Some(crate::exit::of_signal(libc::WTERMSIG(status))),
-        false => None,
+/// How a child has ended, if it has. It stays to be reaped ([`Zombie`]): the kernel takes its time over that,
+/// in which nobody else need wait for the lock.
+pub fn ended(pid: i32) -> Option<Change> {
+    // SAFETY: an all-zero siginfo is a valid value for the kernel to overwrite; zero is no child's pid.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let id = libc::id_t::try_from(pid).ok()?;
+    // SAFETY: waitid writes one siginfo.
+    let asked = unsafe { libc::waitid(libc::P_PID, id, &raw mut info, libc::WEXITED | libc::WNOHANG | libc::WNOWAIT) };
+    // SAFETY: waitid fills in the fields of a child's end, or leaves the zeros.
+    let (found, status) = unsafe { (info.si_pid(), info.si_status()) };
+    match (asked, info.si_code) {
+        (0, libc::CLD_EXITED) if found == pid => Some(Change::Exited(u8::try_from(status & 0xff).unwrap_or(u8::MAX))),
+        (0, _) if found == pid => Some(Change::Killed(status)),
+        _ => None,
+    }
+}
+
+/// A child that has ended; it is reaped when this is dropped.
+#[must_use]
+#[derive(Debug)]
+pub struct Zombie(pub i32);
+
+impl Drop for Zombie {
+    fn drop(&mut self) {
+        // SAFETY: waitpid writes nothing here.
+        unsafe { libc::waitpid(self.0, std::ptr::null_mut(), libc::WNOHANG) };
     }
 }
 

@@ -101,6 +101,15 @@ impl Sleeper {
         }
     }
 
+    /// Sleeps for as long as another takes to write a record.
+    pub fn doze(&self) {
+        if hook::is_scheduled() {
+            let _ = hook::before("sleep", OsStr::new(""));
+            return;
+        }
+        let _ = nix::poll::ppoll(&mut [], Some(TimeSpec::from_duration(Duration::from_micros(100))), Some(self.mask));
+    }
+
     /// Sleeps until `descriptor` is readable, at most for `for_ms`; whether it is.
     pub fn sleep_until_readable(&self, descriptor: BorrowedFd<'_>, for_ms: u64) -> bool {
         let until_ms = boot_ms().saturating_add(for_ms);
@@ -129,11 +138,13 @@ impl Sleeper {
     pub fn sleep_on_guard(&mut self, file: &File, dir: &Dir, watch: Watch) -> Result<(Slept, bool)> {
         let mask = self.mask;
         self.receive_calls()?;
-        let lookout = match self.lookout.as_mut() {
-            Some(lookout) => lookout,
-            None => self.lookout.insert(Lookout::post(dir.number())?),
+        let lookout = match self.lookout.take() {
+            Some(mut lookout) => {
+                lookout.watch(watch);
+                self.lookout.insert(lookout)
+            }
+            None => self.lookout.insert(Lookout::post(dir.number(), watch)?),
         };
-        lookout.watch(watch);
         let mut blocked = SigSet::empty();
         sigprocmask(SigmaskHow::SIG_SETMASK, Some(&mask), Some(&mut blocked))?;
         let slept = loop {

@@ -84,7 +84,7 @@ fn the_instructions_of_an_uncontended_run_are_counted() {
     );
 }
 
-const UNCONTENDED_CALLS: u64 = 57;
-const HAND_OFF_CALLS: u64 = 24;
-const UNCONTENDED_FAULTS: u64 = 35;
+const UNCONTENDED_CALLS: u64 = 58;
+const HAND_OFF_CALLS: u64 = 21;
+const UNCONTENDED_FAULTS: u64 = 37;
 const UNCONTENDED_INSTRUCTIONS: u64 = 75_000;

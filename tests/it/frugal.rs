@@ -20,6 +20,54 @@ fn an_uncontended_hold_makes_at_most_40_file_and_descriptor_calls() {
 }
 
 #[test]
+fn the_common_options_cost_no_more_system_calls_than_none() {
+    let sandbox = Sandbox::new();
+    let count = |args: &[&str]| {
+        let log = sandbox.io_path("strace");
+        sandbox.shipped().args(args).traced(&log, &[]).run().exited(0);
+        calls(&log).len()
+    };
+    let bare = count(&["a.lock", "--", "true"]);
+    for options in [&["-n"][..], &["-w", "5"], &["--ttl", "90s", "--evict-dead"], &["--on-busy=skip", "-q"]] {
+        let line = [options, &["a.lock", "--", "true"]].concat();
+        assert_eq!(count(&line), bare, "{options:?}");
+    }
+    // The known-bad case: what is left to the parser costs its start-up.
+    assert!(count(&["-nq", "a.lock", "--", "true"]) > bare);
+}
+
+#[test]
+fn the_lock_is_free_before_the_command_is_reaped_and_the_longest_waiter_is_woken_first() {
+    let sandbox = Sandbox::new();
+    let (mut first_gate, mut second_gate) = (sandbox.gate(), sandbox.gate());
+    let first = sandbox.shipped().lock().sh(first_gate.script()).start();
+    first_gate.wait_inside();
+    let log = sandbox.io_path("strace");
+    let second = sandbox.shipped().traced(&log, &[]).lock().sh(second_gate.script()).start();
+    second.wait_asleep_in_flock();
+    first_gate.open();
+    second_gate.wait_inside();
+    second_gate.open();
+    first.wait().exited(0);
+    second.wait().exited(0);
+    let calls = calls(&log);
+    let at = |what: &str, found: &dyn Fn(&crate::harness::Call) -> bool| {
+        calls.iter().rposition(found).unwrap_or_else(|| panic!("{what} is not in {calls:#?}"))
+    };
+    // Whose guard it waited for, and which file it made.
+    let descriptor = |call: &crate::harness::Call| call.line.split(['(', ',']).nth(1).map(str::to_owned);
+    let waited = &calls[at("the wait", &|call| call.line.contains("LOCK_EX)") && call.line.ends_with("= 0"))];
+    let unlocks: Vec<usize> = (0..calls.len()).filter(|index| calls[*index].line.contains("LOCK_UN")).collect();
+    let renamed = at("the release", &|call| call.name.starts_with("rename"));
+    let reaped = at("the reaping", &|call| call.name == "wait4" && !call.line.contains("= 0"));
+    let [first_unlock, last_unlock] = unlocks[..] else { panic!("{calls:#?}") };
+    assert!(renamed < first_unlock && first_unlock < reaped && reaped < last_unlock, "{calls:#?}");
+    // Those who came before this epoch sleep on the guard of the one before.
+    assert_eq!(descriptor(&calls[first_unlock]), descriptor(waited), "{calls:#?}");
+    assert_ne!(descriptor(&calls[last_unlock]), descriptor(waited), "{calls:#?}");
+}
+
+#[test]
 fn the_shipped_program_has_no_trace_of_the_switches_and_ignores_them() {
     let program = std::fs::read(shipped()).expect("the program");
     for name in [b"WITHLOCK_LEAVE_OUT".as_slice(), b"release-by-slot", b"grant-check"] {

@@ -198,7 +198,7 @@ impl Held for EtcdHeld {
         }
     }
 
-    fn release(self: Box<Self>) -> Result<Option<String>, NotReleased> {
+    fn release(self: Box<Self>, _meanwhile: &mut dyn FnMut()) -> Result<Option<String>, NotReleased> {
         self.epoch.release().map(|()| None)
     }
 }

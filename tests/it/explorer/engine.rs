@@ -331,7 +331,7 @@ fn visit(
         };
     }
     hook.begins(Op::Release);
-    held.release().map_err(|not| format!("release: the visitor could not give its lock back: {not:?}"))?;
+    held.release(&mut || {}).map_err(|not| format!("release: the visitor could not give its lock back: {not:?}"))?;
     time_passes(shared);
     reclaim::remove_aged(store.place());
     let left: Vec<_> = std::fs::read_dir(&shared.dir).into_iter().flatten().flatten().map(|e| e.file_name()).collect();

@@ -119,7 +119,7 @@ fn renew(hook: &ActorHook, held: &mut dyn Held) {
 }
 
 fn release(hook: &ActorHook, held: Box<dyn Held>) {
-    let outcome = held.release();
+    let outcome = held.release(&mut || {});
     let mut world = hook.shared.lock();
     world.note(|| format!("actor {}: release {outcome:?}", hook.index));
     let said_lost = matches!(outcome, Err(NotReleased::Lost(_)));
