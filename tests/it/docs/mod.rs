@@ -4,11 +4,11 @@
 //! `bash-completion`.
 
 mod ci;
+mod coming_from;
 mod completions;
 mod examples;
 mod json;
 mod manual;
-mod other_tools;
 mod readme;
 mod rules;
 mod surface;
