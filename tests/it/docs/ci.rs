@@ -27,9 +27,22 @@ fn ci_runs_the_readmes_test_command_and_can_be_started() {
 fn ci_installs_what_the_tests_need() {
     let ci = shipped_text(".ci/run");
     let installed: Vec<&str> = ci.split_whitespace().collect();
-    for package in
-        ["mandoc", "man-db", "bash-completion", "zsh", "fish", "procmail", "liblockfile-bin", "strace", "curl"]
-    {
+    for package in [
+        "mandoc",
+        "man-db",
+        "bash-completion",
+        "zsh",
+        "fish",
+        "procmail",
+        "liblockfile-bin",
+        "daemontools",
+        "runit",
+        "moreutils",
+        "systemd",
+        "lintian",
+        "strace",
+        "curl",
+    ] {
         assert!(installed.contains(&package), "{package}");
     }
 }

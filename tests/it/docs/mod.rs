@@ -10,8 +10,11 @@ mod examples;
 mod json;
 mod manual;
 mod readme;
+mod release;
 mod rules;
+mod services;
 mod surface;
+mod tokens;
 
 use std::path::PathBuf;
 
