@@ -37,6 +37,9 @@ pub(super) enum AfterKill {
     Stuck,
 }
 
+/// What COMMAND exits with where its status is looked at.
+pub(super) const STATUS: u8 = 7;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Facts {
     /// The exit status where COMMAND's is 7.
@@ -124,7 +127,7 @@ impl Scene {
                 assert!(self.has("ran"), "{text}: COMMAND was not run");
             }
         }
-        holder.wait().exited(if facts.status == 7 { 0 } else { facts.status });
+        holder.wait().exited(if facts.status == STATUS { 0 } else { facts.status });
 
         if let Some(expected) = facts.after_kill {
             let Busy::Exits(busy) = facts.busy else { panic!("{text} does not try once") };
@@ -153,23 +156,22 @@ pub(super) fn ago(time: Duration) -> SystemTime {
     SystemTime::now() - time
 }
 
-/// Both sides of a row whose lock is in etcd: whoever comes second waits, and the status is passed on.
+/// One side of a row whose lock is in etcd: whoever comes second waits.
 #[cfg(feature = "etcd")]
-pub(super) fn check_in_etcd(row: &super::Row, cluster: &crate::harness::Cluster) {
-    for (tool, text) in [(row.tool, row.theirs), ("withlock", row.ours)] {
-        let scene = Scene::new(tool);
-        let text = text.replace("HOST", cluster.endpoint(0));
-        let side =
-            |role: &str| scene.side(&text, role).env("ETCDCTL_API", "3").env("ETCDCTL_ENDPOINTS", cluster.endpoint(0));
-        side("exit 7").run().exited(7);
-        let mut gate = scene.sandbox.gate();
-        let holder = side(&gate.script()).start();
-        gate.wait_inside();
-        let second = side("touch ran; exit 7").start();
-        scene.wait_asleep(&second);
-        assert!(!scene.has("ran"), "{text}: COMMAND was run");
-        gate.open();
-        holder.wait().exited(0);
-        second.wait().exited(7);
-    }
+pub(super) fn check_in_etcd(tool: &str, text: &str, status: u8, cluster: &crate::harness::Cluster) {
+    let scene = Scene::new(tool);
+    let text = text.replace("HOST", cluster.endpoint(0));
+    let side =
+        |role: &str| scene.side(&text, role).env("ETCDCTL_API", "3").env("ETCDCTL_ENDPOINTS", cluster.endpoint(0));
+    side("exit 7").run().exited(status);
+    let mut gate = scene.sandbox.gate();
+    let holder = side(&gate.script()).start();
+    gate.wait_inside();
+    let second = side("touch ran; exit 7").start();
+    scene.wait_asleep(&second);
+    assert!(!scene.has("ran"), "{text}: COMMAND was run");
+    gate.open();
+    holder.wait().exited(0);
+    second.wait().exited(status);
+    assert!(scene.has("ran"), "{text}: COMMAND was not run");
 }

@@ -20,8 +20,8 @@ pub(super) enum Run {
     Both { theirs: Facts, ours: Facts },
     /// By its claims alone.
     ByClaims,
-    /// Both sides, on an etcd.
-    InEtcd,
+    /// Both sides, on an etcd: whoever comes second waits, and this is their status where COMMAND's is 7.
+    InEtcd { status: u8 },
     /// Their side cannot be run here.
     NotHere,
 }
@@ -147,7 +147,10 @@ pub(super) const ROWS: &[Row] = &[
         theirs: "dotlockfile -l -p -r -1 -i 1 LOCK && COMMAND; dotlockfile -u LOCK",
         ours: "nonce=$(withlock acquire --for-pid $$ LOCK) && COMMAND; withlock release --nonce \"$nonce\" LOCK",
         run: both(REGION, REGION),
-        claims: &[claim("dotlockfile -u removes anybody's lock; release only one's own.", claims::release_of_anybody)],
+        claims: &[claim(
+            "dotlockfile -u removes anybody's lock, withlock release only its own.",
+            claims::release_of_anybody,
+        )],
     },
     Row {
         tool: "lockfile",
@@ -233,7 +236,7 @@ pub(super) const ROWS: &[Row] = &[
         tool: "etcdctl",
         theirs: "etcdctl lock NAME COMMAND",
         ours: "withlock etcd://HOST/NAME -- COMMAND",
-        run: Run::InEtcd,
+        run: Run::InEtcd { status: 1 },
         claims: &[],
     },
     Row {
