@@ -18,7 +18,8 @@ use super::shipped_text;
 const ABOVE: &str = "When a holder was killed together with its COMMAND, the locks of flock, setlock, chpst and lckdo are free \
 at once; those of withlock as well with --evict-dead, else when they are one ttl old, 60 seconds unless given; that \
 of dotlockfile after five minutes, that of lockfile never. The first four leave LOCK behind, an empty file. withlock \
-takes such a file over once it is a minute old, but not while one of them has it locked.";
+takes such a file over once it is a minute old, but not while one of them has it locked. The -s of flock and lckdo \
+is not here: a lock has one holder.";
 
 impl Row {
     /// What differs, in words: what was measured first, then what is shown by itself.
@@ -121,6 +122,17 @@ fn what_is_said_above_the_table_is_so() {
     gate.open();
     holder.wait().exited(0);
     ours().exited(7);
+    // Two at once, there; no such option here.
+    for (tool, shared) in [("flock", "flock -s LOCK COMMAND"), ("lckdo", "lckdo -s LOCK COMMAND")] {
+        let scene = Scene::new(tool);
+        let mut gate = scene.sandbox.gate();
+        let holder = scene.side(shared, &gate.script()).start();
+        gate.wait_inside();
+        scene.side(shared, "exit 7").run().exited(7);
+        gate.open();
+        holder.wait().exited(0);
+    }
+    Scene::new("withlock").side("withlock -s LOCK -- COMMAND", "exit 7").run().exited(64);
 }
 
 /// Runs both sides of the rows of one tool.
