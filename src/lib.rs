@@ -1,6 +1,40 @@
 //! `withlock LOCK -- COMMAND` runs COMMAND while a lock file exists, and removes that file afterwards only if it is
 //! still its own. This page is the protocol; `withlock(5)` is the same for another program that wants to take part.
 //!
+//! # In short
+//!
+//! A lock is a file that exists. Whoever creates it holds the lock, writes one line about itself into it, and touches it
+//! every third of the *ttl* that it has promised there. In the end it renames the file to a name that belongs to this one
+//! file alone, and removes it. Whoever finds a file that was not touched for longer than its ttl may *end* it: by moving
+//! it to that same name, which can be done once, and to no later file. Ending gives nobody the lock: all who want it
+//! create the file anew, and one of them succeeds. As long as the holder or its command lives on this host, a kernel lock
+//! on the file, the *guard*, forbids to end it however old it looks.
+//!
+//! Everything below is why each of these steps is as it is, and what goes wrong without it.
+//!
+//! # As a library
+//!
+//! The crate is a program. Its modules are public for its tests and its readers; they change as the program needs it, and
+//! only the command line, the exit codes, the JSON of `inspect` and the files are kept stable. From another program run
+//! `withlock` (`acquire --for-pid`, `check`, `inspect --json`), or follow `withlock(5)`. What is of use by itself is pure:
+//! [`record`] reads what is in a lock, [`lease`] judges its age, [`exit`] has the meaning of the exit codes.
+//!
+//! ```
+//! use withlock::record::{Content, classify};
+//!
+//! let line = concat!(
+//!     r#"{"withlock":1,"nonce":"0f1e2d3c4b5a69788796a5b4c3d2e1f0","claimed_at_ms":1796036400000,"#,
+//!     r#""ttl_ms":60000,"host":"web1","boot_id":"9f2c","pid":4242,"pid_started":1234567,"uid":0,"#,
+//!     r#""command":"backup.sh","guard":"inherited","dev":65025}"#,
+//! )
+//! .as_bytes();
+//! let Content::Record(record) = classify(line, line.len() as u64) else { panic!("not a record") };
+//! assert_eq!((record.command.as_str(), record.ttl_ms), ("backup.sh", 60_000));
+//! // An empty file is a lock whose maker is about to write, or died there; anything else is nobody's lock.
+//! assert!(matches!(classify(b"", 0), Content::Blank));
+//! assert!(matches!(classify(b"#!/bin/sh\n", 10), Content::Foreign));
+//! ```
+//!
 //! # Limits
 //!
 //! * **On one host, on a local file system** a living holder keeps its lock whatever the clocks do, and ending a lock

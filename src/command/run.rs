@@ -207,7 +207,10 @@ impl Job {
                 self.plan.conflict_exit.unwrap_or(Exit::Held.code())
             }
             OnBusy::Skip => {
-                complain(&format!("skipped: {line}"));
+                // No error: a job of cron's may want no mail about it.
+                if !self.plan.quiet {
+                    complain(&format!("skipped: {line}"));
+                }
                 0
             }
             OnBusy::Run => {

@@ -3,7 +3,7 @@
 //! A caller takes `DIR/lock` if it can within its patience, and goes on without it if it cannot. That is
 //! not the rare case: a wait that runs out *means* that a rival is about to claim. So the lock protects
 //! nothing here but the floor, a hint that saves looking. What keeps two callers from the same number is
-//! [`Dir::create_exclusive`] alone, and [`reserve`], which calls it, does not even know whether its
+//! [`Dir::create_exclusive`] alone, and the function that calls it does not even know whether its
 //! caller has the lock.
 
 use std::ffi::{OsStr, OsString};

@@ -7,7 +7,7 @@
 //!
 //! The thread is made without the C library's knowledge, on one small stack, since an ordinary one costs
 //! a waiter a tenth more memory. It therefore makes its system calls itself, and touches nothing but the
-//! [`Post`].
+//! `Post`.
 
 use std::ffi::{CString, c_void};
 use std::mem::MaybeUninit;

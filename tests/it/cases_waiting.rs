@@ -134,6 +134,8 @@ fn on_busy_skip_is_exit_0_with_one_line_after_the_wait_and_without_it() {
     for wait in [["-w", "0"], ["-w", "300ms"]] {
         let run = sandbox.withlock().args(wait).args(["--on-busy", "skip"]).lock().args(["--", "touch", "ran"]);
         run.run().exited(0).one_line(&["a.lock"]);
+        let quiet = sandbox.withlock().arg("-q").args(wait).args(["--on-busy", "skip"]).lock().args(["--", "true"]);
+        quiet.run().exited(0).silent();
     }
     assert_eq!(sandbox.names(), ["a.lock"]);
     assert_eq!(Snapshot::of(&sandbox.lock()), before);

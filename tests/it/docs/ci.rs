@@ -22,14 +22,44 @@ fn ci_runs_the_readmes_test_command_and_can_be_started() {
     assert_eq!(mode & 0o111, 0o111, "executable");
 }
 
+/// The first command of the README: how the program is installed.
+fn install_command(readme: &str) -> &str {
+    let part = readme.split_once("## Install and run").expect("the heading").1;
+    part.split_once("```sh\n").expect("a block").1.lines().next().expect("a line")
+}
+
+#[test]
+fn ci_installs_the_program_as_the_readme_says() {
+    let package = shipped_text(".ci/package");
+    let command = install_command(&shipped_text("README.md")).to_owned();
+    assert!(command.starts_with("cargo install"), "{command}");
+    let runs = |text: &str| text.lines().any(|line| line.trim().starts_with(&command));
+    assert!(runs(&package));
+    assert!(!runs(&package.replace(&command, "cargo build")), "the known-bad case");
+    assert!(shipped_text(".ci/run").lines().any(|line| line == ".ci/package"));
+}
+
 /// The packages that `.ci/run` installs hold every tool that the tests of this directory name.
 #[test]
 fn ci_installs_what_the_tests_need() {
     let ci = shipped_text(".ci/run");
     let installed: Vec<&str> = ci.split_whitespace().collect();
-    for package in
-        ["mandoc", "man-db", "bash-completion", "zsh", "fish", "procmail", "liblockfile-bin", "strace", "curl"]
-    {
+    for package in [
+        "mandoc",
+        "man-db",
+        "bash-completion",
+        "zsh",
+        "fish",
+        "procmail",
+        "liblockfile-bin",
+        "daemontools",
+        "runit",
+        "moreutils",
+        "systemd",
+        "lintian",
+        "strace",
+        "curl",
+    ] {
         assert!(installed.contains(&package), "{package}");
     }
 }

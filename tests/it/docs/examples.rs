@@ -35,13 +35,13 @@ fn shell_blocks(text: &str) -> Vec<String> {
 }
 
 /// A sandbox with a `withlock` on the path, and the examples of manual and README.
-struct Stage {
-    sandbox: Sandbox,
+pub(super) struct Stage {
+    pub(super) sandbox: Sandbox,
     blocks: Vec<String>,
 }
 
 impl Stage {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let sandbox = Sandbox::new();
         let page = shipped_text("man/withlock.1");
         let lines: Vec<&str> = page.lines().skip_while(|line| *line != ".Sh EXAMPLES").collect();
@@ -53,12 +53,12 @@ impl Stage {
         stage
     }
 
-    fn bin(&self) -> PathBuf {
+    pub(super) fn bin(&self) -> PathBuf {
         self.sandbox.path("bin")
     }
 
     /// A program that the example calls and that is not ours.
-    fn stub(&self, name: &str, text: &str) {
+    pub(super) fn stub(&self, name: &str, text: &str) {
         let path = self.bin().join(name);
         std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).expect("a script");
         self.sandbox.chmod(path, 0o755);
@@ -66,30 +66,32 @@ impl Stage {
 
     /// The examples that contain `part`, in this sandbox's directories.
     #[track_caller]
-    fn examples(&self, part: &str) -> Vec<String> {
+    pub(super) fn examples(&self, part: &str) -> Vec<String> {
         let here = format!("{}/", self.sandbox.work().display());
-        let moved = |block: &String| block.replace("/tmp/", &here).replace("/run/lock/", &here);
+        let moved = |block: &String| {
+            block.replace("/tmp/", &here).replace("/run/lock/", &here).replace("/run/lock ", &format!("{here} "))
+        };
         let found: Vec<String> = self.blocks.iter().filter(|block| block.contains(part)).map(moved).collect();
         assert!(!found.is_empty(), "no example has {part:?}");
         found
     }
 
     #[track_caller]
-    fn example(&self, part: &str) -> String {
+    pub(super) fn example(&self, part: &str) -> String {
         self.examples(part).remove(0)
     }
 
-    fn with_path<'s>(&self, run: Run<'s>) -> Run<'s> {
+    pub(super) fn with_path<'s>(&self, run: Run<'s>) -> Run<'s> {
         run.env("PATH", format!("{}:/usr/bin:/bin", self.bin().display()))
     }
 
     /// Runs shell text as it stands.
-    fn shell(&self, text: &str) -> Run<'_> {
+    pub(super) fn shell(&self, text: &str) -> Run<'_> {
         self.with_path(self.sandbox.sh(text))
     }
 
     /// An example as a script of its own.
-    fn script(&self, name: &str, text: &str) -> PathBuf {
+    pub(super) fn script(&self, name: &str, text: &str) -> PathBuf {
         let path = self.sandbox.path(name);
         std::fs::write(&path, text).expect("a script");
         self.sandbox.chmod(&path, 0o755);
@@ -117,14 +119,33 @@ fn the_line_for_cron_skips_a_run_whose_predecessor_still_runs() {
     let stage = Stage::new();
     let mut gate = stage.sandbox.gate();
     stage.stub("mirror", &gate.script());
-    for example in stage.examples("*/5 * * * * ") {
-        let line = example.trim().strip_prefix("*/5 * * * * ").expect("a crontab line").to_owned();
-        let first = stage.shell(&line).start();
+    let lines = |example: String| example.trim().strip_prefix("*/5 * * * * ").map(str::to_owned);
+    let (old, new): (Vec<_>, Vec<_>) = stage
+        .examples("*/5 * * * * ")
+        .into_iter()
+        .map(|example| lines(example).expect("a crontab line"))
+        .partition(|line| line.starts_with("flock"));
+    assert_eq!((old.len(), new.len()), (1, 2), "manual and README, and what it was before");
+    let mut held_by = |line: &str, skipped: &dyn Fn(&Stage, &str)| {
+        let first = stage.shell(line).start();
         gate.wait_inside();
-        stage.shell(&line).run().exited(0).one_line(&["skipped", "mirror.lock"]);
+        skipped(&stage, line);
         gate.open();
         first.wait().exited(0).silent();
+    };
+    for line in &new {
+        held_by(line, &|stage, line| {
+            stage.shell(line).run().exited(0).one_line(&["skipped", "mirror.lock", "held by", "pid"]);
+            stage.shell(&line.replacen("withlock", "withlock -q", 1)).run().exited(0).silent();
+        });
     }
+    // What flock did there, and the name that it leaves behind.
+    held_by(&old[0], &|stage, line| {
+        stage.shell(line).run().exited(1).silent();
+    });
+    let left = stage.sandbox.path("mirror.lock");
+    crate::harness::set_mtime(&left, std::time::SystemTime::now() - std::time::Duration::from_secs(61));
+    held_by(&new[0], &|_, _| {});
 }
 
 #[test]
@@ -192,48 +213,27 @@ fn a_script_that_renews_by_itself_stops_once_the_lock_is_anothers() {
 }
 
 #[test]
-fn of_many_that_want_a_fresh_token_one_fetches_it() {
-    let stage = Stage::new();
-    stage.stub("fetch-token", "echo fetched >>fetched; echo a-token");
-    for example in stage.examples("fetch-token") {
-        let _ = std::fs::remove_file(stage.sandbox.path("token"));
-        let _ = std::fs::remove_file(stage.sandbox.path("fetched"));
-        let copies: Vec<_> = (0..8).map(|_| stage.shell(&example).start()).collect();
-        for copy in copies {
-            // On a busy machine a wait is long enough to be spoken of.
-            copy.wait().exited(0);
-        }
-        let read = |name: &str| std::fs::read_to_string(stage.sandbox.path(name)).expect("a file");
-        assert_eq!((read("token"), read("fetched")), ("a-token\n".into(), "fetched\n".into()));
-        // An old one is fetched again; the file that was put in place says when.
-        let hour_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(3_600);
-        crate::harness::set_mtime(&stage.sandbox.path("token"), hour_ago);
-        stage.shell(&example).run().exited(0).silent();
-        assert_eq!(read("fetched"), "fetched\nfetched\n");
-    }
-}
-
-#[test]
-fn a_writer_with_an_older_token_is_refused() {
+fn a_deploy_with_an_older_token_is_refused() {
     let stage = Stage::new();
     stage.script("put", &stage.example("WITHLOCK_FENCE:?"));
+    stage.stub("build", "date");
     let writer = stage.example("tokens");
-    let report = stage.sandbox.path("report");
+    let release = stage.sandbox.path("release");
     for _ in 0..2 {
         stage.shell(&writer).run().exited(0).silent();
     }
-    let seen = std::fs::read_to_string(stage.sandbox.path("report.fence")).expect("tokens");
+    let seen = std::fs::read_to_string(stage.sandbox.path("release.fence")).expect("tokens");
     let seen: Vec<u64> = seen.lines().map(|line| line.parse().expect("a number")).collect();
     assert!(matches!(seen[..], [first, second] if second > first), "{seen:?}");
-    let before = std::fs::read(&report).expect("the report");
-    let late = stage.shell("echo late | sh put report").env("WITHLOCK_FENCE", seen[0].to_string()).run();
+    let before = std::fs::read(&release).expect("the release");
+    let late = stage.shell("echo late | sh put release").env("WITHLOCK_FENCE", seen[0].to_string()).run();
     late.exited(1);
     assert_eq!(late.err(), format!("refused: token {}, seen {}\n", seen[0], seen[1]));
-    assert_eq!(std::fs::read(&report).expect("the report"), before);
+    assert_eq!(std::fs::read(&release).expect("the release"), before);
     // The holder itself may write more than once; without a token nobody may.
-    stage.shell("echo again | sh put report").env("WITHLOCK_FENCE", seen[1].to_string()).run().exited(0).silent();
-    assert_eq!(std::fs::read(&report).expect("the report"), b"again\n");
-    assert_ne!(stage.shell("echo x | sh put report").run().code(), Some(0));
+    stage.shell("echo again | sh put release").env("WITHLOCK_FENCE", seen[1].to_string()).run().exited(0).silent();
+    assert_eq!(std::fs::read(&release).expect("the release"), b"again\n");
+    assert_ne!(stage.shell("echo x | sh put release").run().code(), Some(0));
 }
 
 #[test]

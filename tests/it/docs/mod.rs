@@ -4,14 +4,17 @@
 //! `bash-completion`.
 
 mod ci;
+mod coming_from;
 mod completions;
 mod examples;
 mod json;
 mod manual;
-mod other_tools;
 mod readme;
+mod release;
 mod rules;
+mod services;
 mod surface;
+mod tokens;
 
 use std::path::PathBuf;
 

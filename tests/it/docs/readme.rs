@@ -61,14 +61,50 @@ fn every_option_that_the_readme_and_the_changelog_show_exists() {
     }
 }
 
-/// The links of a page that lead into the repository lead somewhere.
+/// The name that a heading can be linked to by.
+fn anchor(heading: &str) -> String {
+    let kept = heading.chars().filter(|c| c.is_alphanumeric() || " -".contains(*c));
+    kept.collect::<String>().trim().to_lowercase().replace(' ', "-")
+}
+
+/// The links of a page that lead into the repository or to a part of itself lead somewhere.
 #[test]
 fn what_the_readme_links_to_is_there() {
     let readme = shipped_text("README.md");
+    let headings: BTreeSet<String> = readme
+        .lines()
+        .filter_map(|line| line.strip_prefix("## "))
+        .map(|heading| format!("#{}", anchor(heading)))
+        .collect();
     let targets = readme.split("](").skip(1).filter_map(|rest| rest.split(')').next());
     let inside: Vec<&str> = targets.filter(|target| !target.contains("://")).collect();
     assert!(!inside.is_empty());
     for target in inside {
-        assert!(super::repository().join(target).exists(), "{target}");
+        let is_there = match target.strip_prefix('#') {
+            Some(_) => headings.contains(target),
+            None => super::repository().join(target).exists(),
+        };
+        assert!(is_there, "{target}");
     }
+}
+
+/// What the README says of the program's size: `one static file of 2.0 MB`.
+fn size_in_readme(readme: &str) -> f64 {
+    let rest = readme.split_once("one static file of ").expect("the size").1;
+    rest.split_once(" MB").expect("in MB").0.parse().expect("a number")
+}
+
+#[test]
+fn the_size_in_the_readme_is_that_of_the_program_as_it_is_shipped_which_needs_no_other_file() {
+    let bytes = std::fs::metadata(crate::harness::shipped()).expect("the program").len();
+    let measured = f64::from(u32::try_from(bytes).expect("a small program")) / 1e6;
+    let told = size_in_readme(&shipped_text("README.md"));
+    assert!((told - measured).abs() <= measured / 10.0, "the README says {told} MB, it is {measured}");
+    let sandbox = crate::harness::Sandbox::new();
+    let needs = |program: &std::path::Path| {
+        let listed = sandbox.program("readelf").args(["--dynamic", "--wide"]).arg(program).run();
+        listed.exited(0).out().contains("NEEDED")
+    };
+    assert!(!needs(crate::harness::shipped()));
+    assert!(needs(std::path::Path::new("/usr/bin/env")), "the known-bad case");
 }
