@@ -81,6 +81,8 @@ impl Access {
 pub struct Plan {
     /// The lock.
     pub lock: OsString,
+    /// What else is to be held with it.
+    pub also: Vec<OsString>,
     /// What to run; never empty.
     pub argv: Vec<OsString>,
     /// How long to wait.
@@ -107,10 +109,21 @@ pub struct Plan {
     pub close: bool,
     /// A lock held by an ancestor counts as taken.
     pub reentrant: bool,
+    /// Where to log to.
+    pub log: Option<LogTo>,
     /// Say nothing but errors.
     pub quiet: bool,
     /// Say what is done.
     pub verbose: bool,
+}
+
+/// Where the log goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LogTo {
+    /// A file, to be appended to.
+    File(OsString),
+    /// A descriptor that is open on entry.
+    Descriptor(i32),
 }
 
 impl Plan {
@@ -150,8 +163,16 @@ impl Plan {
         if is_address(&run.lock) {
             without_meaning(&[(run.close, "--close")])?;
         }
+        if !run.also.is_empty() && (is_address(&run.lock) || run.also.iter().any(|also| is_address(also))) {
+            return usage("--also: lock files only; with a lock in etcd: withlock LOCK -- withlock LOCK2 -- COMMAND");
+        }
+        let log = run.log_json.map(log_to).transpose()?;
+        if matches!(&log, Some(LogTo::File(file)) if *file == run.lock || run.also.contains(file)) {
+            return usage("--log-json: the log is the lock");
+        }
         Ok(Plan {
             lock: run.lock,
+            also: run.also,
             argv,
             patience: patience(&run.waiting)?,
             on_busy: run.on_busy.unwrap_or_default(),
@@ -165,9 +186,23 @@ impl Plan {
             skip_if: run.skip_if,
             close: run.close,
             reentrant: run.reentrant,
+            log,
             quiet: run.talk.quiet,
             verbose: run.talk.verbose,
         })
+    }
+}
+
+/// `--log-json`. What consists of digits is a descriptor; a file of such a name is written `./3`.
+fn log_to(word: OsString) -> Result<LogTo, Usage> {
+    match word.as_bytes() {
+        b"" => usage("--log-json: no file is named"),
+        b"-" => usage("--log-json -: standard output is 1, standard error 2, a file of that name ./-"),
+        bytes if bytes.iter().all(u8::is_ascii_digit) => match word.to_str().and_then(|digits| digits.parse().ok()) {
+            Some(number) => Ok(LogTo::Descriptor(number)),
+            None => usage(format!("--log-json {}: not the number of a descriptor", Shown::os(&word))),
+        },
+        _ => Ok(LogTo::File(word)),
     }
 }
 
@@ -344,6 +379,27 @@ fn decimal(number: &str, unit_ns: u128) -> Option<Option<u128>> {
         (fraction.parse::<u128>().ok()? * unit_ns).div_ceil(scale)
     };
     Some(whole_ns.and_then(|whole_ns| whole_ns.checked_add(fraction_ns)))
+}
+
+/// Options of other tools that there is no equal of here: the spelling, and what to do instead.
+const DECLINED: &[(&[&str], &str)] = &[
+    (
+        &["-s", "--shared"],
+        "there are no shared holders: a lock is the one file that its holder created; \
+         on one host flock -s has them (README, \"What it does not do\")",
+    ),
+    (
+        &["--slots"],
+        "a lock has one holder; for N at a time take the first free one of N locks (README, \"What it does not do\")",
+    ),
+    (&["-x", "--exclusive"], "a lock is always exclusive: leave the option out"),
+];
+
+/// What to say about an option that is not known, if people know it from elsewhere.
+pub fn declined(option: &str) -> Option<Usage> {
+    let word = option.split('=').next().unwrap_or_default();
+    let found = DECLINED.iter().find(|(spellings, _)| spellings.contains(&word));
+    found.map(|(_, hint)| Usage(format!("{word}: {hint}")))
 }
 
 /// The words that the program takes for subcommands.

@@ -8,7 +8,8 @@ use crate::exit::Exit;
 use crate::machine::{Machine, Outcome, Terms};
 use crate::options::Plan;
 use crate::record::{Guard, Nonce};
-use crate::store::{self, Busy, Held, NotReleased, Offer, Store};
+use crate::report::log::Event;
+use crate::store::{self, Busy, Held, NotReleased, Offer, Part, Several, Store};
 use crate::supervise::{supervise, supervise_briefly};
 use crate::sys::clock::boot_ms;
 use crate::sys::output::complain;
@@ -18,30 +19,43 @@ use crate::sys::spawn::Program;
 use crate::sys::{Errno, describe};
 use crate::text::{Shown, duration};
 
-use super::System;
+use super::log::{Log, other};
 use super::obtain::{Obtained, Waited, busy_line, obtain};
+use super::{System, exit_of};
 
 /// A status above this is a signal's.
 const SIGNALLED: u8 = 128;
 
 /// Runs COMMAND while holding LOCK; the exit code.
 pub(super) fn run(plan: Plan, on_entry: OnEntry) -> anyhow::Result<u8> {
-    let (job, mut store) = Job::prepare(plan, on_entry)?;
+    let log = Log::open(&plan)?;
+    let code = run_logged(plan, on_entry, &log);
+    log.tell(|| match &code {
+        Ok(code) => Event::Exit { code: *code, error: None },
+        Err(error) => Event::Exit { code: exit_of(error).code(), error: Some(format!("{error:#}")) },
+    });
+    code
+}
+
+fn run_logged(plan: Plan, on_entry: OnEntry, log: &Log) -> anyhow::Result<u8> {
+    let (job, mut store) = Job::prepare(plan, on_entry, log)?;
     let plan = &job.plan;
     if plan.verbose
         && let Some(caveat) = store.caveat()
     {
         complain(&format!("{}: {caveat}", Shown::os(&plan.lock)));
     }
-    let obtained = obtain(store.as_mut(), &offer(plan), plan.patience, &plan.lock, plan.quiet)?;
+    let obtained = obtain(store.as_mut(), &offer(plan), plan.patience, &plan.lock, plan.quiet, log)?;
     // Gives the signal dispositions back that waiting needed.
     drop(store);
     match obtained {
         Obtained::Lock(held) => Ok(job.with(held)),
         Obtained::Ancestor(nonce, _) if plan.reentrant => {
-            Ok(job.without_lease(&Mode::Locked { nonce, fence: None, is_new: false }))
+            log.tell(|| Event::Reentered);
+            Ok(job.without_lease(&Mode::Locked { nonce, fence: None, new: Vec::new() }))
         }
         Obtained::Ancestor(_, busy) => {
+            log.tell_of(busy.lock.as_deref(), None, || Event::Nested(other(&busy)));
             let line = busy_line(&busy, &plan.lock, "held by an ancestor of this process:");
             complain(&line.replacen(": by ", ": ", 1));
             Ok(Exit::Nested.code())
@@ -53,11 +67,10 @@ pub(super) fn run(plan: Plan, on_entry: OnEntry) -> anyhow::Result<u8> {
 /// The beginning of the common case: the lock is granted, and COMMAND is started. `None`: there is
 /// something to say, and nothing was done.
 pub(super) fn start_early(plan: Plan, on_entry: OnEntry) -> Option<Started> {
-    let (job, mut store) = Job::prepare(plan, on_entry).ok()?;
+    let (job, mut store) = Job::prepare(plan, on_entry, &Log::OFF).ok()?;
     let plan = &job.plan;
-    let Ok(Obtained::Lock(held)) = obtain(store.as_mut(), &offer(plan), plan.patience, &plan.lock, plan.quiet) else {
-        return None;
-    };
+    let obtained = obtain(store.as_mut(), &offer(plan), plan.patience, &plan.lock, plan.quiet, &Log::OFF);
+    let Ok(Obtained::Lock(held)) = obtained else { return None };
     drop(store);
     let program = job.program(&job.plan.argv, &Mode::of(held.as_ref()));
     let spawned = job.spawn(program, &job.plan.argv, Some(held.as_ref()));
@@ -66,7 +79,7 @@ pub(super) fn start_early(plan: Plan, on_entry: OnEntry) -> Option<Started> {
 
 /// COMMAND has been started, or could not be, under a lock.
 pub(super) struct Started {
-    job: Job,
+    job: Job<'static>,
     held: Box<dyn Held>,
     spawned: Result<Running, NotRun>,
 }
@@ -110,36 +123,51 @@ fn offer(plan: &Plan) -> Offer {
 
 /// What COMMAND is told about its lock.
 enum Mode {
-    Locked { nonce: Nonce, fence: Option<u64>, is_new: bool },
+    Locked {
+        nonce: Nonce,
+        fence: Option<u64>,
+        /// The nonces of the locks that were taken by this process.
+        new: Vec<Nonce>,
+    },
     Degraded,
 }
 
 impl Mode {
     fn of(held: &dyn Held) -> Self {
-        Mode::Locked { nonce: held.nonce(), fence: held.fence(), is_new: true }
+        let new = held.locks().into_iter().map(|(_, nonce)| nonce).collect();
+        Mode::Locked { nonce: held.nonce(), fence: held.fence(), new }
     }
 }
 
 /// Everything that may fail for want of a descriptor is had before the lock is.
-struct Job {
+struct Job<'a> {
     plan: Plan,
     lock: OsString,
     signals: Signals,
     on_entry: OnEntry,
+    log: &'a Log,
 }
 
-impl Job {
-    fn prepare(plan: Plan, mut on_entry: OnEntry) -> anyhow::Result<(Self, Box<dyn Store>)> {
+impl<'a> Job<'a> {
+    fn prepare(plan: Plan, mut on_entry: OnEntry, log: &'a Log) -> anyhow::Result<(Self, Box<dyn Store>)> {
         let signals = Signals::open().map_err(|errno| System::new("open a signal descriptor", errno))?;
         on_entry.receive_child_statuses().map_err(|errno| System::new("reset SIGCHLD", errno))?;
-        let store = store::open(&plan.lock, plan.lease.parents, &plan.access, &on_entry)?;
+        let store: Box<dyn Store> = if plan.also.is_empty() {
+            store::open(&plan.lock, plan.lease.parents, &plan.access, &on_entry)?
+        } else {
+            // Only where it is asked for do locks of ancestors count as taken.
+            let enclosing = process::variable("WITHLOCK_HELD").filter(|_| plan.reentrant).unwrap_or_default();
+            Box::new(Several::open(&plan.lock, &plan.also, plan.lease.parents, enclosing, &on_entry)?)
+        };
         let lock = store.absolute_name()?;
-        Ok((Job { plan, lock, signals, on_entry }, store))
+        Ok((Job { plan, lock, signals, on_entry, log }, store))
     }
 
     fn with(&self, mut held: Box<dyn Held>) -> u8 {
         if self.plan.verbose {
-            complain(&format!("{}: locked, nonce {}", Shown::os(&self.plan.lock), held.nonce()));
+            for (lock, nonce) in held.locks() {
+                complain(&format!("{}: locked, nonce {nonce}", Shown::os(lock.unwrap_or(&self.plan.lock))));
+            }
         }
         let outcome = self.unless_skipped(&Mode::of(held.as_ref()), Some(&mut held));
         self.end(held, outcome)
@@ -185,6 +213,7 @@ impl Job {
 
     fn busy(&self, busy: &Busy, waited: Waited) -> u8 {
         let line = busy_line(busy, &self.plan.lock, &waited.how());
+        self.log.busy(busy, waited.ms, self.plan.on_busy);
         match self.plan.on_busy {
             OnBusy::Fail => {
                 complain(&line);
@@ -224,6 +253,7 @@ impl Job {
         let terms = Terms {
             ttl_ms: held.map(Held::ttl_ms),
             renew: self.plan.renew,
+            several: held.is_some_and(|held| held.locks().len() > 1),
             may_be_unseen: held.is_some_and(Held::may_be_unseen),
             max_hold_ms: self.plan.max_hold_ms,
             kill_after_ms: self.plan.kill_after_ms,
@@ -233,6 +263,7 @@ impl Job {
         let now_ms = boot_ms();
         let granted_ms = held.map_or(now_ms, Held::granted_boot_ms);
         let pid = program.spawn(&self.on_entry).map_err(not_run)?;
+        self.log.tell(|| Event::Started { command: process::base_name(&argv[0]), command_pid: pid });
         Ok(Running { pid, machine: Machine::new(terms, granted_ms, now_ms) })
     }
 
@@ -244,19 +275,21 @@ impl Job {
         }
         let mut unset = Vec::new();
         let name = match mode {
-            Mode::Locked { nonce, fence, is_new } => {
+            Mode::Locked { nonce, fence, new } => {
                 set.push(("WITHLOCK_NONCE", nonce.as_str().into()));
                 match fence {
                     Some(number) => set.push(("WITHLOCK_FENCE", number.to_string().into())),
-                    None if *is_new => unset.push("WITHLOCK_FENCE"),
+                    None if new.contains(nonce) => unset.push("WITHLOCK_FENCE"),
                     None => {}
                 }
-                if *is_new {
+                if !new.is_empty() {
                     let mut all = process::variable("WITHLOCK_HELD").unwrap_or_default();
-                    if !all.is_empty() {
-                        all.push(" ");
+                    for nonce in new {
+                        if !all.is_empty() {
+                            all.push(" ");
+                        }
+                        all.push(nonce.as_str());
                     }
-                    all.push(nonce.as_str());
                     set.push(("WITHLOCK_HELD", all));
                 }
                 "locked"
@@ -272,8 +305,9 @@ impl Job {
 
     fn end(&self, held: Box<dyn Held>, outcome: Result<Outcome, NotRun>) -> u8 {
         match outcome {
-            Ok(Outcome { code, lost: true }) => code,
-            Ok(Outcome { code, lost: false }) => self.release(held, code),
+            // Of several locks those that are left go back.
+            Ok(Outcome { code, lost: true }) if held.locks().len() == 1 => code,
+            Ok(Outcome { code, .. }) => self.release(held, code),
             Err(not_run) => {
                 let code = not_run.complain();
                 self.release(held, code)
@@ -281,24 +315,34 @@ impl Job {
         }
     }
 
-    /// Gives the lock back. COMMAND's own failure passes through; its success must not hide ours.
+    /// Gives the lock back, or each of them. COMMAND's own failure passes through; its success must not
+    /// hide ours.
     fn release(&self, held: Box<dyn Held>, code: u8) -> u8 {
+        held.apart().into_iter().fold(code, |code, part| self.release_one(part, code))
+    }
+
+    fn release_one(&self, part: Part, code: u8) -> u8 {
+        let Part { lock, held } = part;
         let own = |ours: Exit| if code == 0 { ours.code() } else { code };
-        let path = Shown::os(&self.plan.lock);
-        let ttl = duration(held.ttl_ms());
+        let path = Shown::os(lock.as_ref().unwrap_or(&self.plan.lock));
+        let (ttl, nonce, granted_boot_ms) = (held.ttl_ms(), held.nonce(), held.granted_boot_ms());
+        let tell = |event: &dyn Fn() -> Event| self.log.tell_of(lock.as_deref(), Some(nonce), event);
         match held.release() {
             Ok(remark) => {
+                tell(&|| Event::Released { held_ms: boot_ms().saturating_sub(granted_boot_ms) });
                 if let Some(remark) = remark {
                     complain(&format!("{path}: {remark}"));
                 }
                 code
             }
             Err(NotReleased::Lost(found)) => {
+                tell(&|| Event::Lost { found: found.clone() });
                 complain(&format!("{path}: the lock was lost while the command ran: {found}"));
                 own(Exit::Lost)
             }
             Err(NotReleased::Failed(fault)) => {
-                complain(&format!("{fault}; the lock stays and expires within {ttl}"));
+                tell(&|| Event::NotReleased { why: fault.to_string() });
+                complain(&format!("{fault}; the lock stays and expires within {}", duration(ttl)));
                 // What would be "can never be taken" before a grant is an error now: it was taken.
                 own(if fault.exit() == Exit::NotPermitted { Exit::NotPermitted } else { Exit::Io })
             }
@@ -313,8 +357,9 @@ struct Running {
 }
 
 impl Running {
-    fn supervise(self, job: &Job, held: Option<&mut Box<dyn Held>>) -> Outcome {
-        supervise(self.pid, self.machine, &job.signals, &job.plan.lock, held)
+    fn supervise(self, job: &Job<'_>, held: Option<&mut Box<dyn Held>>) -> Outcome {
+        let tell = |event| job.log.tell(|| event);
+        supervise(self.pid, self.machine, &job.signals, &job.plan.lock, held, &tell)
     }
 }
 

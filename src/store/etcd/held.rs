@@ -198,6 +198,10 @@ impl Held for EtcdHeld {
         }
     }
 
+    fn apart(self: Box<Self>) -> Vec<Part> {
+        vec![Part { lock: None, held: self }]
+    }
+
     fn release(self: Box<Self>) -> Result<Option<String>, NotReleased> {
         self.epoch.release().map(|()| None)
     }
