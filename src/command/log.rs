@@ -54,6 +54,7 @@ impl Display for NoLog {
     fn fmt(&self, out: &mut Formatter<'_>) -> std::fmt::Result {
         let why = match self.errno {
             Errno::ENXIO => "a FIFO that nobody reads, or a socket",
+            Errno::EBADF => "not open for writing",
             errno => describe(errno),
         };
         write!(out, "{}: cannot be opened for --log-json: {why}", Shown::os(&self.name))

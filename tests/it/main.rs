@@ -1,5 +1,6 @@
 //! The program as a whole, run for real: one binary, so that everything links once.
 
+mod also;
 mod both_stores;
 mod budget;
 mod cases_clock;
