@@ -32,6 +32,7 @@ mod harness;
 mod harness_works;
 mod hostile;
 mod killed_holder;
+mod log;
 mod ops_break;
 mod ops_check;
 mod ops_inspect;
