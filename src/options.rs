@@ -385,13 +385,9 @@ fn decimal(number: &str, unit_ns: u128) -> Option<Option<u128>> {
 const DECLINED: &[(&[&str], &str)] = &[
     (
         &["-s", "--shared"],
-        "there are no shared holders: a lock is the one file that its holder created; \
-         on one host flock -s has them (README, \"What it does not do\")",
+        "a lock has one holder; for many readers beside one writer there is flock -s (withlock(1), SEVERAL LOCKS)",
     ),
-    (
-        &["--slots"],
-        "a lock has one holder; for N at a time take the first free one of N locks (README, \"What it does not do\")",
-    ),
+    (&["--slots"], "a lock has one holder; for N at a time take one of N locks (withlock(1), SEVERAL LOCKS)"),
     (&["-x", "--exclusive"], "a lock is always exclusive: leave the option out"),
 ];
 
@@ -549,6 +545,16 @@ mod tests {
             [&["inspect", "x"][..], &["./inspect", "--", "x"], &["inspct", "--", "x"], &["job.lock", "x"], &["-n"], &[]]
         {
             assert_eq!(check(right), Ok(()), "{right:?}");
+        }
+    }
+
+    #[test]
+    fn what_consists_of_digits_is_a_descriptor() {
+        let to = |word: &str| log_to(word.into());
+        assert_eq!((to("3"), to("03")), (Ok(LogTo::Descriptor(3)), Ok(LogTo::Descriptor(3))));
+        assert_eq!((to("./3"), to("3a")), (Ok(LogTo::File("./3".into())), Ok(LogTo::File("3a".into()))));
+        for word in ["", "-", "99999999999"] {
+            assert!(to(word).is_err(), "{word}");
         }
     }
 

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use super::manual::section;
 use super::shipped_text;
 use crate::harness::{Run, Sandbox, plant, planted, record, with_record};
 
@@ -35,17 +36,18 @@ fn shell_blocks(text: &str) -> Vec<String> {
 }
 
 /// A sandbox with a `withlock` on the path, and the examples of manual and README.
-struct Stage {
-    sandbox: Sandbox,
+pub(super) struct Stage {
+    pub(super) sandbox: Sandbox,
     blocks: Vec<String>,
 }
 
 impl Stage {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let sandbox = Sandbox::new();
         let page = shipped_text("man/withlock.1");
         let lines: Vec<&str> = page.lines().skip_while(|line| *line != ".Sh EXAMPLES").collect();
         let mut blocks = literal_blocks(&lines);
+        blocks.extend(["SEVERAL LOCKS", "LOG"].iter().flat_map(|title| literal_blocks(&section(&page, title))));
         blocks.extend(shell_blocks(&shipped_text("README.md")));
         let stage = Stage { sandbox, blocks };
         std::fs::create_dir(stage.bin()).expect("a directory");
@@ -58,7 +60,7 @@ impl Stage {
     }
 
     /// A program that the example calls and that is not ours.
-    fn stub(&self, name: &str, text: &str) {
+    pub(super) fn stub(&self, name: &str, text: &str) {
         let path = self.bin().join(name);
         std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).expect("a script");
         self.sandbox.chmod(path, 0o755);
@@ -66,7 +68,7 @@ impl Stage {
 
     /// The examples that contain `part`, in this sandbox's directories.
     #[track_caller]
-    fn examples(&self, part: &str) -> Vec<String> {
+    pub(super) fn examples(&self, part: &str) -> Vec<String> {
         let here = format!("{}/", self.sandbox.work().display());
         let moved = |block: &String| block.replace("/tmp/", &here).replace("/run/lock/", &here);
         let found: Vec<String> = self.blocks.iter().filter(|block| block.contains(part)).map(moved).collect();
@@ -75,21 +77,21 @@ impl Stage {
     }
 
     #[track_caller]
-    fn example(&self, part: &str) -> String {
+    pub(super) fn example(&self, part: &str) -> String {
         self.examples(part).remove(0)
     }
 
-    fn with_path<'s>(&self, run: Run<'s>) -> Run<'s> {
+    pub(super) fn with_path<'s>(&self, run: Run<'s>) -> Run<'s> {
         run.env("PATH", format!("{}:/usr/bin:/bin", self.bin().display()))
     }
 
     /// Runs shell text as it stands.
-    fn shell(&self, text: &str) -> Run<'_> {
+    pub(super) fn shell(&self, text: &str) -> Run<'_> {
         self.with_path(self.sandbox.sh(text))
     }
 
     /// An example as a script of its own.
-    fn script(&self, name: &str, text: &str) -> PathBuf {
+    pub(super) fn script(&self, name: &str, text: &str) -> PathBuf {
         let path = self.sandbox.path(name);
         std::fs::write(&path, text).expect("a script");
         self.sandbox.chmod(&path, 0o755);

@@ -11,6 +11,7 @@ mod manual;
 mod other_tools;
 mod readme;
 mod rules;
+mod several;
 mod surface;
 
 use std::path::PathBuf;
