@@ -4,7 +4,7 @@ use std::os::fd::{BorrowedFd, RawFd};
 
 use crate::machine::Renewal;
 use crate::record::{Nonce, Record};
-use crate::store::{Fault, Held, News, NotReleased};
+use crate::store::{Fault, Held, News, NotReleased, Part};
 use crate::sys::clock::boot_ms;
 use crate::sys::sleep;
 
