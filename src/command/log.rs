@@ -104,9 +104,10 @@ impl Log {
         }
     }
 
-    /// Locks are ours.
-    pub(super) fn acquired(&self, held: &dyn Held, waited_ms: u64) {
+    /// Locks are ours, for which we have tried since `began_ms` by the boot clock.
+    pub(super) fn acquired(&self, held: &dyn Held, began_ms: u64) {
         let Some(on) = &self.0 else { return };
+        let waited_ms = boot_ms().saturating_sub(began_ms);
         on.run.borrow_mut().nonce = Some(held.nonce());
         for (lock, nonce) in held.locks() {
             let fence = if lock.is_none() { held.fence() } else { None };

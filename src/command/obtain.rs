@@ -62,7 +62,7 @@ pub(super) fn obtain(
         let busy = match attempt {
             Ok(Attempt::Granted(held)) => {
                 notice.clear();
-                log.acquired(held.as_ref(), boot_ms().saturating_sub(began_ms));
+                log.acquired(held.as_ref(), began_ms);
                 return Ok(Obtained::Lock(held));
             }
             Ok(Attempt::Busy(busy)) => busy,

@@ -184,7 +184,11 @@ impl Store for Several {
     }
 
     fn wait(&mut self, busy: &Busy, for_ms: u64, word: Option<Word>) -> Result<bool, Fault> {
-        let Some(one) = self.busy.and_then(|at| self.locks.get_mut(at)) else { return Ok(false) };
+        let Some(one) = self.busy.and_then(|at| self.locks.get_mut(at)) else {
+            // It is not a lock that was busy, but we.
+            self.locks[LOCK].store.pause(for_ms.min(busy.look_again_ms));
+            return Ok(false);
+        };
         let mut left_ms = for_ms;
         if self.setbacks > 1 {
             // Two that wait for each other's locks may take and give back in step: chance parts them.

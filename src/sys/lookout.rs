@@ -71,8 +71,8 @@ struct Post {
     watch: Option<Watch>,
 }
 
-/// The lookout, as the sleeper knows it. There is one in a process, and it stays to its end: the thread
-/// sleeps for ever when there is nothing to watch.
+/// The lookout, as the sleeper knows it. There is one for a lock that is waited for, and it stays to the
+/// process's end: the thread sleeps for ever when there is nothing to watch.
 #[derive(Debug)]
 pub struct Lookout {
     post: *mut Post,

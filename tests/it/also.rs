@@ -192,7 +192,7 @@ fn the_line_names_the_one_that_is_busy_and_none_of_the_others_is_left_behind() {
         assert_eq!(run(&["-n"]).exited(75).one_line(&[&busy, next]).out(), "");
         assert_eq!(run(&["-n", "-E", "9"]).exited(9).out(), "");
         let waited = run(&["-w", "300ms"]);
-        waited.exited(75).one_line(&["b: still held after 3", &still, next]);
+        waited.exited(75).one_line(&["b: still held after ", &still, next]);
         run(&["-n", "--on-busy", "skip"]).exited(0).one_line(&["skipped: b: held by pid "]);
         // Without the lock is without any of them.
         let degraded = run(&["-n", "--on-busy", "run"]);

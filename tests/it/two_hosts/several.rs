@@ -19,3 +19,21 @@ fn a_lock_in_a_directory_that_is_mounted_twice_is_one_hold() {
     }
     assert!(!scene.truth().exists());
 }
+
+#[test]
+fn hosts_that_number_their_directories_differently_and_name_the_locks_in_any_order_do_not_deadlock() {
+    let scene = Scene::new(Server::default());
+    let loops: Vec<_> = [(On::A, ["y.lock", "a.lock"]), (On::B, ["a.lock", "y.lock"])]
+        .into_iter()
+        .map(|(on, names)| {
+            let [first, second] = names.map(|name| scene.lock(on).with_file_name(name).display().to_string());
+            let hold = format!("\"$WL\" -q --also '{second}' '{first}' -- sh -c '{}; sleep 0.01'", scene.alone());
+            let text = format!("i=0; while [ $i -lt 6 ]; do i=$((i+1)); {hold} || exit; done");
+            scene.start(on, |run| run.arg(format!("{on:?}.lock")).sh(text))
+        })
+        .collect();
+    for finished in loops.into_iter().map(crate::harness::Running::wait) {
+        finished.exited(0).silent();
+    }
+    assert!(!scene.truth().exists());
+}
