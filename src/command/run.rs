@@ -187,6 +187,9 @@ impl<'a> Job<'a> {
             let was_ended = outcome.code > SIGNALLED
                 || outcome.code == Exit::Lost.code()
                 || (outcome.code == Exit::MaxHold.code() && self.plan.max_hold_ms.is_some());
+            if outcome.code == 0 {
+                self.log.tell(|| Event::NotNeeded);
+            }
             if outcome.code == 0 || was_ended {
                 return Ok(outcome);
             }

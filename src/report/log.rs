@@ -83,6 +83,8 @@ pub enum Event {
         /// Its pid.
         command_pid: i32,
     },
+    /// The condition of `--skip-if` succeeded: the command is not run.
+    NotNeeded,
     /// Another process wants to end the lock.
     Contested,
     /// A renewal failed, and is tried again soon.

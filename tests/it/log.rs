@@ -153,7 +153,7 @@ fn max_hold_a_condition_a_failed_start_and_a_late_renewal_are_told() {
     let held = told(logged(&sandbox).args(["--max-hold", "100ms"]).lock().args(["--", "sleep", "99"]), 124);
     assert_eq!(of(&held, "ending")["why"], "max-hold");
     let needless = told(logged(&sandbox).args(["--skip-if", "true"]).lock().args(["--", "false"]), 0);
-    assert_eq!(events(&needless), ["acquired", "started", "ended", "released", "exit"]);
+    assert_eq!(events(&needless), ["acquired", "started", "ended", "not-needed", "released", "exit"]);
     let missing = told(logged(&sandbox).lock().args(["--", "no-such-command"]), 127);
     assert_eq!(events(&missing), ["acquired", "released", "exit"]);
     let nested = told(sandbox.withlock().lock().sh("$WL --log-json log $L -- true"), 78);

@@ -189,6 +189,7 @@ fn whole_events() -> Vec<Event> {
         Event::Nested(other()),
         Event::Reentered,
         Event::Started { command: "c".into(), command_pid: 1 },
+        Event::NotNeeded,
         Event::Contested,
         Event::RenewalFailed { why: "w".into() },
         Event::RenewedLate { after_ms: 1 },
@@ -218,6 +219,7 @@ fn whole_events() -> Vec<Event> {
             Event::Released { .. } => 13,
             Event::NotReleased { .. } => 14,
             Event::Exit { .. } => 15,
+            Event::NotNeeded => 16,
         })
         .collect();
     assert_eq!(kinds.len(), all.len());
