@@ -96,8 +96,11 @@ impl FileStore {
         &self.place
     }
 
-    /// Finds out whether the lock could ever be taken here, and creates nothing.
-    pub(super) fn examine(&mut self) -> Result<(), Fault> {
+    /// Finds out whether the lock could ever be taken here, with a number from `fence`, and creates nothing.
+    pub(super) fn examine(&mut self, fence: Option<&OsStr>) -> Result<(), Fault> {
+        if let Some(dir) = fence {
+            Numbers::open(dir, &self.on_entry)?;
+        }
         self.place.dir.may_write().map_err(|errno| self.place.change_fault("create it", errno))?;
         self.may_write = true;
         match self.place.observe()? {

@@ -43,8 +43,9 @@ pub struct Several {
     enclosing: OsString,
     /// The one that was found busy: it is waited for, and tried first.
     busy: Option<usize>,
-    /// How often something was given back again.
+    /// How often something was given back again, and how long to pause for the last time that it was.
     setbacks: u32,
+    pause_ms: u64,
     was_examined: bool,
 }
 
@@ -86,7 +87,7 @@ impl Several {
         }
         let mut order: Vec<usize> = (0..locks.len()).collect();
         order.sort_by(|a, b| keys[*a].cmp(&keys[*b]));
-        Ok(Several { locks, order, enclosing, busy: None, setbacks: 0, was_examined: false })
+        Ok(Several { locks, order, enclosing, busy: None, setbacks: 0, pause_ms: 0, was_examined: false })
     }
 
     /// The order for one attempt: first the one that was waited for, as long as those who waited behind it
@@ -136,7 +137,11 @@ impl Several {
                 }
                 continue;
             }
-            self.setbacks += u32::from(!all.pieces.is_empty());
+            if !all.pieces.is_empty() {
+                // Two that wait for each other's locks may take and give back in step: chance parts them.
+                self.pause_ms = LONGEST_PAUSE_MS.min((1 << self.setbacks.min(16)) - 1);
+                self.setbacks += 1;
+            }
             all.give_back()?;
             for other in (0..self.locks.len()).filter(|other| *other != at) {
                 self.locks[other].store.stand_aside();
@@ -160,7 +165,9 @@ impl Store for Several {
     fn attempt(&mut self, offer: &Offer) -> Result<Attempt, Fault> {
         if !self.was_examined {
             // What can never be taken is found before anything is created, and before a wait for another.
-            self.locks.iter_mut().try_for_each(|one| one.store.examine())?;
+            for (at, one) in self.locks.iter_mut().enumerate() {
+                one.store.examine(offer.fence.as_deref().filter(|_| at == LOCK))?;
+            }
             self.was_examined = true;
         }
         let mut turns = 0;
@@ -189,14 +196,11 @@ impl Store for Several {
             self.locks[LOCK].store.pause(for_ms.min(busy.look_again_ms));
             return Ok(false);
         };
-        let mut left_ms = for_ms;
-        if self.setbacks > 1 {
-            // Two that wait for each other's locks may take and give back in step: chance parts them.
-            let pause_ms = random::jittered_ms(LONGEST_PAUSE_MS.min(1 << self.setbacks.min(16))).min(left_ms);
+        let pause_ms = random::jittered_ms(std::mem::take(&mut self.pause_ms)).min(for_ms);
+        if pause_ms > 0 {
             one.store.pause(pause_ms);
-            left_ms -= pause_ms;
         }
-        let word_was_said = one.store.wait(busy, left_ms, word)?;
+        let word_was_said = one.store.wait(busy, for_ms - pause_ms, word)?;
         // Another may be the next to be slept on.
         one.store.wake();
         Ok(word_was_said)

@@ -223,6 +223,8 @@ fn what_can_never_be_taken_is_found_before_anything_is_created_or_waited_for() {
             }
         }
     }
+    let fence = sandbox.withlock().args(["--fence", "nodir", "--also", "b", "c", "true"]).run();
+    fence.exited(73).one_line(&["nodir"]);
     assert_eq!(sandbox.names(), ["a", "script"]);
     gate.open();
     holder.wait().exited(0);
