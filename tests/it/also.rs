@@ -331,8 +331,8 @@ fn one_wait_is_for_all_of_them() {
     a.wait().exited(0);
     waiter.wait_for_stderr("waiting, held");
     let finished = waiter.wait();
-    finished.exited(75).says(&["b: still held after 1.5"]);
-    assert!(finished.ended - begun < Duration::from_secs(4));
+    finished.exited(75).says(&["b: still held after "]);
+    assert!(finished.ended - begun < Duration::from_secs(10));
     assert_eq!(sandbox.names(), ["b"]);
     second.open();
     b.wait().exited(0);
@@ -365,7 +365,7 @@ fn killed_outright_they_keep_others_out_while_the_command_lives_and_are_stale_af
     send_to_group(group, Signal::SIGKILL);
     let next = both(sandbox.withlock().args(["-w", "20s", "--ttl", "1s"]), "b", "a").args(["--", "true"]).run();
     next.exited(0);
-    assert!(next.took < Duration::from_secs(5), "{next}");
+    assert!(next.took < Duration::from_secs(10), "{next}");
 }
 
 /// The file-system calls of a whole hold of two, start-up left out.
