@@ -6,7 +6,7 @@ _withlock_options() {
     local terms='-n --no-wait --nonblock --nb -w --wait --timeout -E --conflict-exit-code
         --ttl --fence --evict-dead -p --parents --mode --label -q --quiet -v --verbose'
     case $1 in
-        '') echo "$terms $service --on-busy --no-renew --max-hold --kill-after --on-lost --skip-if -o --close --reentrant
+        '') echo "$terms $service --also --log-json --on-busy --no-renew --max-hold --kill-after --on-lost --skip-if -o --close --reentrant
             -c --command -V --version" ;;
         inspect) echo "$service --json --watch -q --quiet" ;;
         break) echo "$service --force --nonce --reason --keep --dry-run" ;;
@@ -24,6 +24,7 @@ _withlock_value() {
         --on-busy) echo 'words fail skip run' ;;
         --on-lost) echo 'words terminate warn' ;;
         --fence) echo directory ;;
+        --also | --log-json) echo file ;;
         --etcd-cacert | --etcd-cert | --etcd-key) echo pem ;;
         --etcd-credentials) echo text ;;
         --skip-if | -c | --command) echo command ;;
@@ -107,6 +108,7 @@ _withlock() {
         case $1 in
             words) shift && _withlock_reply -W "$*" -- "$cur" ;;
             directory) _withlock_files -d -- "$cur" ;;
+            file) _withlock_files -f -- "$cur" ;;
             pem) _withlock_files -f -X '!*.pem' -- "$cur" ;;
             command) _withlock_reply -c -- "$cur" ;;
             process) _withlock_reply -W "$(ps -eo pid= 2>/dev/null) \$\$" -- "$cur" ;;

@@ -1,7 +1,7 @@
 # fish completion for withlock(1).
 
 set -g __withlock_subcommands inspect break reclaim check acquire renew release reserve
-set -g __withlock_valued -w --wait --timeout -E --conflict-exit-code --on-busy --ttl --fence --mode --label --max-hold \
+set -g __withlock_valued --also --log-json -w --wait --timeout -E --conflict-exit-code --on-busy --ttl --fence --mode --label --max-hold \
     --kill-after --on-lost --skip-if -c --command --nonce --reason --older-than --for-pid --start \
     --etcd-cacert --etcd-cert --etcd-key --etcd-credentials
 
@@ -121,6 +121,8 @@ complete -c withlock -n $reaching -l etcd-key -xa '(__fish_complete_suffix .pem 
 complete -c withlock -n $reaching -l etcd-credentials -x -d 'File with USER:PASSWORD'
 
 # A run.
+complete -c withlock -n __withlock_runs -l also -rF -d 'Hold this lock as well'
+complete -c withlock -n __withlock_runs -l log-json -rF -d 'Append events to this file'
 complete -c withlock -n __withlock_runs -l on-busy -xa 'fail\t"Exit 75" skip\t"Exit 0" run\t"Run without the lock"' \
     -d 'When the lock is not had'
 complete -c withlock -n __withlock_runs -l no-renew -d 'Neither renewal nor guard'

@@ -130,6 +130,9 @@ pub struct Run {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub waiting: Waiting,
+    /// Hold LOCK2 as well: all of them or none, in whatever order they are named (repeatable)
+    #[arg(long, value_name = "LOCK2", action = ArgAction::Append)]
+    pub also: Vec<OsString>,
     /// When the wait ends without the lock: exit 75, exit 0, or run COMMAND without the lock
     #[arg(long, value_name = "WHAT", value_enum)]
     pub on_busy: Option<OnBusy>,
@@ -154,6 +157,9 @@ pub struct Run {
     /// COMMAND does not inherit the guard
     #[arg(short = 'o', long)]
     pub close: bool,
+    /// Append what happens to FILE, an event a line, in JSON; a number is a descriptor that is open
+    #[arg(long, value_name = "FILE")]
+    pub log_json: Option<OsString>,
     /// A lock held by an ancestor of this process counts as taken
     #[arg(long)]
     pub reentrant: bool,

@@ -199,6 +199,16 @@
 //! a record, since it would turn the maker away. Where no guard can be seen it polls, at a pace that grows from
 //! milliseconds to a second. Being woken confers nothing; it creates L like everybody.
 //!
+//! # Several locks
+//!
+//! `--also` takes all of several locks or none. **Nothing is held while something is waited for**: whoever finds one busy
+//! gives back what it has, sleeps on that one as above, then tries that one first and the others by no-wait attempts. So
+//! no order is needed against deadlock, and none is relied on: one by device and inode would differ between hosts, one by
+//! path between spellings. Those who want the same ones try them in the same order, which keeps them apart, and pause for
+//! a random moment after setbacks. Two names of one lock are found by directory and name or, where these do not show it,
+//! by the nonce: what we were just granted is not another's. Each lock is an epoch of its own, with its own guard, renewed
+//! together, released one by one; all must count at one moment before the command is started. A fence is reserved last.
+//!
 //! # Many hosts
 //!
 //! A LOCK `etcd://HOST:PORT[,HOST:PORT…]/KEY` is the same lock where hosts share no files (cargo feature `etcd`). The
@@ -234,7 +244,7 @@
 //! | [`lease`] | stale? renew when? give up when? reclaim when? (pure) |
 //! | [`machine`] | the supervisor's decisions: (state, event) → actions (pure) |
 //! | [`report`], [`text`] | words for people (pure) |
-//! | [`store`] | the seam, and the protocol on files: `file` grants and waits, `held` renews and releases, `end` and `claim`, `handed` (by nonce), `reclaim`, `reserve`, `look` (reads and judges, touches nothing) |
+//! | [`store`] | the seam, and the protocol on files: `file` grants and waits, `held` renews and releases, `end` and `claim`, `handed` (by nonce), `reclaim`, `reserve`, `several` (all or none), `look` (reads and judges, touches nothing) |
 //! | [`supervise`] | poll → event → machine → perform |
 //! | [`sys`] | the only home of `nix` and `unsafe`; [`sys::hook`] is the tests' hold on every system call |
 //! | `command` | one page for each command |

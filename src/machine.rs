@@ -3,6 +3,7 @@
 use crate::cli::OnLost;
 use crate::exit::{Exit, of_signal};
 use crate::lease::{give_up_after_ms, kill_grace_ms, kill_margin_ms, renew_every_ms, retry_every_ms};
+use crate::report::log::{EndingWhy, Event as Told};
 
 /// How often a holder looks whether the lock is still its own, besides renewing, in milliseconds.
 pub const LOOK_EVERY_MS: u64 = 1_000;
@@ -94,6 +95,8 @@ pub struct Terms {
     pub ttl_ms: Option<u64>,
     /// Renew at all.
     pub renew: bool,
+    /// These are several locks: when one of them is lost, the others are kept.
+    pub several: bool,
     /// Contenders are possible that do not see our guard.
     pub may_be_unseen: bool,
     /// The longest that COMMAND may run, in milliseconds.
@@ -138,6 +141,8 @@ pub enum Action {
     StopSelf(i32),
     /// Say a line.
     Say(String),
+    /// Tell the log, if there is one.
+    Tell(Told),
     /// It is over: release, and exit with this.
     Finish,
 }
@@ -245,7 +250,7 @@ impl Machine {
     /// Decides.
     pub fn step(&mut self, event: Event, now_ms: u64) -> Vec<Action> {
         match event {
-            Event::Command(change) => self.command(change),
+            Event::Command(change) => self.command(change, now_ms),
             Event::Signal(received) => self.signal(received, now_ms),
             Event::Tick => self.tick(now_ms),
             Event::Renewed(renewal) => self.renewed(renewal, now_ms),
@@ -259,10 +264,10 @@ impl Machine {
         }
     }
 
-    fn command(&mut self, change: Change) -> Vec<Action> {
+    fn command(&mut self, change: Change, now_ms: u64) -> Vec<Action> {
         match change {
-            Change::Exited(status) => self.ended(status),
-            Change::Killed(signal) => self.ended(of_signal(signal)),
+            Change::Exited(status) => self.ended(status, Some(status), None, now_ms),
+            Change::Killed(signal) => self.ended(of_signal(signal), None, Some(signal), now_ms),
             Change::Stopped(signal) => {
                 self.stopped = true;
                 // Stopped by the terminal's job control: so are we, and the prompt comes back. By
@@ -280,13 +285,15 @@ impl Machine {
         }
     }
 
-    fn ended(&mut self, status: u8) -> Vec<Action> {
-        self.status = Some(status);
-        match self.ending {
-            None => vec![Action::Finish],
+    fn ended(&mut self, code: u8, status: Option<u8>, signal: Option<i32>, now_ms: u64) -> Vec<Action> {
+        self.status = Some(code);
+        let told = Told::Ended { status, signal, ran_ms: now_ms.saturating_sub(self.started_ms) };
+        let next = match self.ending {
+            None => Action::Finish,
             // It is over when all of its tree is.
-            Some(_) => vec![Action::SignalTree(0)],
-        }
+            Some(_) => Action::SignalTree(0),
+        };
+        vec![Action::Tell(told), next]
     }
 
     fn signal(&mut self, received: Received, now_ms: u64) -> Vec<Action> {
@@ -333,7 +340,7 @@ impl Machine {
         if self.terms.max_hold_ms.is_some_and(|hold_ms| now_ms >= self.started_ms.saturating_add(hold_ms)) {
             let hold_ms = self.terms.max_hold_ms.unwrap_or(0);
             let line = format!("the command has run for {}, its --max-hold: ending it", crate::text::duration(hold_ms));
-            return self.end_command(Ending::MaxHold, self.terms.kill_after_ms, line, now_ms);
+            return self.end_command(EndingWhy::MaxHold, self.terms.kill_after_ms, line, now_ms);
         }
         if let Some(give_up_ms) = self.give_up_ms()
             && now_ms >= give_up_ms
@@ -376,45 +383,55 @@ impl Machine {
         match renewal {
             Renewal::Pending => Vec::new(),
             Renewal::Confirmed => {
+                let after_ms = now_ms.saturating_sub(self.last_confirmed_ms);
                 // It took effect at some time after the renewal was begun: we may have stalled since, or
                 // have waited for whoever had to be asked.
                 self.last_confirmed_ms = self.renewal_begun_ms;
                 self.next_renewal_ms = now_ms.saturating_add(renew_every_ms(ttl_ms));
-                self.warned = false;
-                Vec::new()
+                // Twice its time, or tried before: the load, a suspend, or trouble.
+                let is_late = std::mem::take(&mut self.warned) || after_ms >= 2 * renew_every_ms(ttl_ms);
+                if is_late { vec![Action::Tell(Told::RenewedLate { after_ms })] } else { Vec::new() }
             }
-            Renewal::Contested => self.retry(ttl_ms, now_ms, "another process wants to end the lock".into()),
-            Renewal::Failed(why) => self.retry(ttl_ms, now_ms, format!("the lock could not be renewed: {why}")),
+            Renewal::Contested => {
+                self.retry(ttl_ms, now_ms, Told::Contested, "another process wants to end the lock".into())
+            }
+            Renewal::Failed(why) => {
+                let line = format!("the lock could not be renewed: {why}");
+                self.retry(ttl_ms, now_ms, Told::RenewalFailed { why }, line)
+            }
             Renewal::Lost(found) => self.lose(&found, now_ms),
         }
     }
 
     /// Soon, not a whole period later; and said once, not at every try.
-    fn retry(&mut self, ttl_ms: u64, now_ms: u64, why: String) -> Vec<Action> {
+    fn retry(&mut self, ttl_ms: u64, now_ms: u64, told: Told, why: String) -> Vec<Action> {
         self.next_renewal_ms = now_ms + retry_every_ms(ttl_ms);
         if std::mem::replace(&mut self.warned, true) {
             Vec::new()
         } else {
-            vec![Action::Say(format!("{why}; trying again"))]
+            vec![Action::Tell(told), Action::Say(format!("{why}; trying again"))]
         }
     }
 
     /// The lock is not ours any more. Only what was found says so, never elapsed time or a failed look.
     fn lose(&mut self, found: &str, now_ms: u64) -> Vec<Action> {
-        if std::mem::replace(&mut self.lost, true) {
+        if std::mem::replace(&mut self.lost, true) && !self.terms.several {
             return Vec::new();
         }
+        let mut actions = vec![Action::Tell(Told::Lost { found: found.to_owned() })];
         let line = format!("the lock was lost: {found}");
         match self.terms.on_lost {
-            OnLost::Warn => vec![Action::Say(format!("{line}; the command goes on"))],
+            OnLost::Warn => actions.push(Action::Say(format!("{line}; the command goes on"))),
             OnLost::Terminate if self.ending.is_some() => {
                 self.ending = self.ending.map(|(_, kill_ms)| (Ending::Lost, kill_ms));
-                vec![Action::Say(line)]
+                actions.push(Action::Say(line));
             }
             OnLost::Terminate => {
-                self.end_command(Ending::Lost, self.terms.kill_after_ms, format!("{line}; ending the command"), now_ms)
+                let line = format!("{line}; ending the command");
+                actions.extend(self.end_command(EndingWhy::Lost, self.terms.kill_after_ms, line, now_ms));
             }
         }
+        actions
     }
 
     /// Not lost, but others may get in soon: COMMAND must have ended before they do.
@@ -429,20 +446,22 @@ impl Machine {
             OnLost::Terminate => {
                 let margin_ms = kill_margin_ms(kill_grace_ms(ttl_ms, self.terms.kill_after_ms));
                 let grace_ms = left_ms.saturating_sub(margin_ms);
-                self.end_command(Ending::Lost, grace_ms, format!("{line}; ending the command"), now_ms)
+                self.end_command(EndingWhy::Expiring, grace_ms, format!("{line}; ending the command"), now_ms)
             }
         }
     }
 
-    fn end_command(&mut self, why: Ending, grace_ms: u64, line: String, now_ms: u64) -> Vec<Action> {
-        self.ending = Some((why, now_ms.saturating_add(grace_ms)));
+    fn end_command(&mut self, why: EndingWhy, grace_ms: u64, line: String, now_ms: u64) -> Vec<Action> {
+        let ending = if why == EndingWhy::MaxHold { Ending::MaxHold } else { Ending::Lost };
+        self.ending = Some((ending, now_ms.saturating_add(grace_ms)));
         self.next_reap_ms = now_ms + REAP_EVERY_MS;
         // CONT as well: a stopped process does not see a TERM.
-        vec![Action::Say(line), Action::SignalTree(number::TERM), Action::SignalTree(number::CONT)]
+        let signals = [Action::SignalTree(number::TERM), Action::SignalTree(number::CONT)];
+        [Action::Say(line), Action::Tell(Told::Ending { why })].into_iter().chain(signals).collect()
     }
 
     fn keeps_lease(&self) -> bool {
-        self.terms.ttl_ms.is_some() && !self.lost
+        self.terms.ttl_ms.is_some() && (!self.lost || self.terms.several)
     }
 
     /// When to give up without a confirmed renewal; only where contenders may not see our guard. Behind
@@ -454,204 +473,10 @@ impl Machine {
         // A renewal that was begun only now, on waking, is given a part of the grace for its answer.
         let answer_ms = kill_grace_ms(ttl_ms, self.terms.kill_after_ms) / 8;
         let woke = self.renewing && self.renewal_begun_ms >= due_ms;
-        (self.terms.may_be_unseen && !self.lost && self.ending.is_none())
+        (self.terms.may_be_unseen && self.keeps_lease() && self.ending.is_none())
             .then(|| if woke { self.renewal_begun_ms.saturating_add(answer_ms) } else { due_ms })
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn machine(change: impl FnOnce(&mut Terms)) -> Machine {
-        let mut terms = Terms {
-            ttl_ms: Some(60_000),
-            renew: true,
-            may_be_unseen: false,
-            max_hold_ms: None,
-            kill_after_ms: 10_000,
-            on_lost: OnLost::Terminate,
-            leads_session: false,
-        };
-        change(&mut terms);
-        Machine::new(terms, 0, 0)
-    }
-
-    fn signal(signal: i32, by_kernel: bool) -> Event {
-        Event::Signal(Received { signal, by_kernel, by_self: false })
-    }
-
-    #[test]
-    fn the_commands_own_status_passes_through() {
-        for (change, code) in [(Change::Exited(0), 0), (Change::Exited(255), 255), (Change::Killed(9), 137)] {
-            let mut machine = machine(|_| {});
-            assert_eq!(machine.step(Event::Command(change), 5), [Action::Finish]);
-            assert_eq!(machine.outcome(), Some(Outcome { code, lost: false }));
-        }
-    }
-
-    #[test]
-    fn a_signal_sent_to_us_alone_is_handed_on_and_one_from_the_terminal_is_not() {
-        let mut machine = machine(|_| {});
-        for number in [number::TERM, number::HUP, number::INT, number::QUIT, 10, 12, 34, 64] {
-            assert_eq!(machine.step(signal(number, false), 1), [Action::Forward(number)]);
-        }
-        for number in [number::INT, number::QUIT, number::TSTP, number::WINCH, number::HUP] {
-            assert_eq!(machine.step(signal(number, true), 1), []);
-        }
-        let broken_pipe = Received { signal: number::PIPE, by_kernel: false, by_self: true };
-        assert_eq!(machine.step(Event::Signal(broken_pipe), 1), []);
-    }
-
-    #[test]
-    fn a_hang_up_of_the_terminal_is_handed_on_by_the_sessions_leader() {
-        let mut machine = machine(|terms| terms.leads_session = true);
-        assert_eq!(machine.step(signal(number::HUP, true), 1), [Action::Forward(number::HUP)]);
-    }
-
-    #[test]
-    fn a_command_stopped_from_the_terminal_stops_us_and_continuing_renews_first() {
-        let mut machine = machine(|_| {});
-        assert_eq!(machine.step(Event::Command(Change::Stopped(number::TSTP)), 1), [Action::StopSelf(number::TSTP)]);
-        assert_eq!(machine.step(signal(number::CONT, false), 9), [Action::Renew, Action::Forward(number::CONT)]);
-        assert_eq!(machine.step(Event::Command(Change::Stopped(19)), 10), [], "SIGSTOP was meant for it alone");
-    }
-
-    #[test]
-    fn renewal_comes_every_third_and_soon_again_after_a_failure() {
-        let mut machine = machine(|_| {});
-        assert_eq!(machine.next_due_ms(), LOOK_EVERY_MS);
-        assert_eq!(machine.step(Event::Tick, 1_000), [Action::Look]);
-        assert_eq!(machine.step(Event::Tick, 20_000), [Action::Renew]);
-        let said = machine.step(Event::Renewed(Renewal::Failed("No space left".into())), 20_000);
-        assert_eq!(said, [Action::Say("the lock could not be renewed: No space left; trying again".into())]);
-        assert_eq!(machine.next_due_ms(), 21_000);
-        assert_eq!(machine.step(Event::Renewed(Renewal::Contested), 21_000), [], "said once");
-        assert_eq!(machine.step(Event::Renewed(Renewal::Confirmed), 22_000), []);
-        assert_eq!(machine.step(Event::Tick, 42_000), [Action::Renew]);
-    }
-
-    #[test]
-    fn whoever_wakes_too_late_waits_for_the_answer_of_its_renewal_a_moment_only() {
-        let mut machine = machine(|terms| terms.may_be_unseen = true);
-        assert_eq!(machine.step(Event::Tick, 3_600_000), [Action::Renew]);
-        assert_eq!(machine.step(Event::Renewed(Renewal::Pending), 3_600_000), []);
-        assert_eq!(machine.step(Event::Tick, 3_601_249), [Action::Look]);
-        assert!(matches!(machine.step(Event::Tick, 3_601_250)[..], [Action::Say(_), ..]));
-        assert!(machine.step(Event::Tick, 3_601_251).contains(&Action::SignalTree(number::KILL)));
-    }
-
-    #[test]
-    fn a_renewal_whose_answer_comes_later_counts_from_when_it_was_begun() {
-        let mut machine = machine(|terms| terms.may_be_unseen = true);
-        machine.step(Event::Looked(None), 19_500);
-        assert_eq!(machine.step(Event::Tick, 20_000), [Action::Renew]);
-        assert_eq!(machine.step(Event::Renewed(Renewal::Pending), 20_000), []);
-        assert_eq!(machine.step(Event::Tick, 21_000), [Action::Look], "one renewal at a time");
-        assert_eq!(machine.step(signal(number::CONT, false), 21_001), [], "that one is on its way");
-        assert_eq!(machine.step(Event::Renewed(Renewal::Confirmed), 24_000), []);
-        assert_eq!(machine.step(Event::Tick, 44_000), [Action::Renew]);
-        assert_eq!(machine.step(Event::Renewed(Renewal::Pending), 44_000), []);
-        let actions = machine.step(Event::Tick, 70_000);
-        assert_eq!(actions[0], Action::Say("the lock expires in 10s and was not renewed; ending the command".into()));
-    }
-
-    #[test]
-    fn behind_a_guard_that_all_see_a_failed_renewal_ends_nothing() {
-        let mut machine = machine(|_| {});
-        machine.step(Event::Renewed(Renewal::Failed("x".into())), 20_000);
-        assert_eq!(machine.step(Event::Tick, 3_600_000), [Action::Renew]);
-    }
-
-    #[test]
-    fn where_others_may_not_see_the_guard_the_command_ends_before_the_lease_does() {
-        let mut machine = machine(|terms| terms.may_be_unseen = true);
-        machine.step(Event::Renewed(Renewal::Failed("x".into())), 20_000);
-        assert_eq!(machine.step(Event::Tick, 49_999), [Action::Renew]);
-        machine.step(Event::Renewed(Renewal::Failed("x".into())), 49_999);
-        assert_eq!(machine.step(Event::Tick, 50_000), [Action::Renew], "a last time");
-        machine.step(Event::Renewed(Renewal::Failed("x".into())), 50_000);
-        let actions = machine.step(Event::Tick, 50_000);
-        assert_eq!(
-            actions,
-            [
-                Action::Say("the lock expires in 10s and was not renewed; ending the command".into()),
-                Action::SignalTree(number::TERM),
-                Action::SignalTree(number::CONT)
-            ]
-        );
-        assert!(!machine.step(Event::Tick, 57_499).contains(&Action::SignalTree(number::KILL)));
-        assert!(machine.step(Event::Tick, 57_500).contains(&Action::SignalTree(number::KILL)), "well before its end");
-        machine.step(Event::Command(Change::Killed(number::KILL)), 57_501);
-        assert_eq!(machine.step(Event::TreeLeft(0), 57_502), [Action::Finish]);
-        assert_eq!(machine.outcome(), Some(Outcome { code: 76, lost: false }));
-    }
-
-    #[test]
-    fn whoever_wakes_after_the_lease_was_over_renews_first_and_goes_on_if_that_is_confirmed() {
-        let mut machine = machine(|terms| terms.may_be_unseen = true);
-        assert_eq!(machine.step(Event::Tick, 3_600_000), [Action::Renew]);
-        assert_eq!(machine.step(Event::Renewed(Renewal::Confirmed), 3_600_005), []);
-        assert_eq!(machine.step(Event::Tick, 3_600_006), [], "nothing is due");
-    }
-
-    #[test]
-    fn a_lease_counts_from_before_its_renewal_was_begun() {
-        let mut machine = machine(|terms| terms.may_be_unseen = true);
-        assert_eq!(machine.step(Event::Tick, 20_000), [Action::Renew]);
-        // The renewal, or we after it, stalled for 30 s: the stamp may be as old as that.
-        machine.step(Event::Renewed(Renewal::Confirmed), 50_000);
-        assert_eq!(machine.step(Event::Tick, 69_999), [Action::Look]);
-        assert_eq!(machine.step(Event::Tick, 70_000), [Action::Renew]);
-        machine.step(Event::Renewed(Renewal::Failed("x".into())), 70_000);
-        assert!(matches!(machine.step(Event::Tick, 70_001)[..], [Action::Say(_), ..]));
-    }
-
-    #[test]
-    fn a_lost_lock_ends_the_whole_tree_and_exits_76() {
-        let mut machine = machine(|_| {});
-        let actions = machine.step(Event::Looked(Some("the lock file is gone".into())), 5_000);
-        assert_eq!(actions[0], Action::Say("the lock was lost: the lock file is gone; ending the command".into()));
-        assert_eq!(machine.step(Event::Command(Change::Exited(0)), 5_010), [Action::SignalTree(0)]);
-        assert_eq!(machine.step(Event::TreeLeft(1), 5_011), [], "a descendant lives on");
-        assert!(machine.step(Event::Tick, 15_000).contains(&Action::SignalTree(number::KILL)));
-        assert_eq!(machine.step(Event::TreeLeft(0), 15_050), [Action::Finish]);
-        assert_eq!(machine.outcome(), Some(Outcome { code: 76, lost: true }));
-    }
-
-    #[test]
-    fn a_loss_that_is_only_warned_of_shows_in_the_exit_code_of_a_success() {
-        for (status, code) in [(0, 76), (3, 3)] {
-            let mut machine = machine(|terms| terms.on_lost = OnLost::Warn);
-            let said = machine.step(Event::Renewed(Renewal::Lost("another lock file is there".into())), 20_000);
-            assert_eq!(
-                said,
-                [Action::Say("the lock was lost: another lock file is there; the command goes on".into())]
-            );
-            assert_eq!(machine.next_due_ms(), u64::MAX);
-            machine.step(Event::Command(Change::Exited(status)), 30_000);
-            assert_eq!(machine.outcome(), Some(Outcome { code, lost: true }));
-        }
-    }
-
-    #[test]
-    fn max_hold_ends_the_tree_and_kills_what_ignores_it_while_the_lease_is_kept() {
-        let mut machine = machine(|terms| terms.max_hold_ms = Some(5_000));
-        machine.step(Event::Looked(None), 4_000);
-        let actions = machine.step(Event::Tick, 5_000);
-        assert_eq!(actions[1..], [Action::SignalTree(number::TERM), Action::SignalTree(number::CONT)]);
-        assert!(machine.step(Event::Tick, 15_000).contains(&Action::SignalTree(number::KILL)));
-        assert!(machine.step(Event::Tick, 20_000).contains(&Action::Renew));
-        machine.step(Event::Command(Change::Killed(number::KILL)), 20_001);
-        machine.step(Event::TreeLeft(0), 20_002);
-        assert_eq!(machine.outcome(), Some(Outcome { code: 124, lost: false }));
-    }
-
-    #[test]
-    fn without_a_lease_nothing_is_renewed_and_nothing_can_be_lost() {
-        let mut machine = machine(|terms| terms.ttl_ms = None);
-        assert_eq!(machine.next_due_ms(), u64::MAX);
-        assert_eq!(machine.step(Event::Tick, 1_000_000), []);
-        assert_eq!(machine.step(signal(number::CONT, false), 1_000_000), []);
-    }
-}
+mod tests;

@@ -81,6 +81,8 @@ impl Access {
 pub struct Plan {
     /// The lock.
     pub lock: OsString,
+    /// What else is to be held with it.
+    pub also: Vec<OsString>,
     /// What to run; never empty.
     pub argv: Vec<OsString>,
     /// How long to wait.
@@ -107,10 +109,21 @@ pub struct Plan {
     pub close: bool,
     /// A lock held by an ancestor counts as taken.
     pub reentrant: bool,
+    /// Where to log to.
+    pub log: Option<LogTo>,
     /// Say nothing but errors.
     pub quiet: bool,
     /// Say what is done.
     pub verbose: bool,
+}
+
+/// Where the log goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LogTo {
+    /// A file, to be appended to.
+    File(OsString),
+    /// A descriptor that is open on entry.
+    Descriptor(i32),
 }
 
 impl Plan {
@@ -135,8 +148,16 @@ impl Plan {
         if is_address(&run.lock) {
             without_meaning(&[(run.close, "--close")])?;
         }
+        if !run.also.is_empty() && (is_address(&run.lock) || run.also.iter().any(|also| is_address(also))) {
+            return usage("--also: lock files only; with a lock in etcd: withlock LOCK -- withlock LOCK2 -- COMMAND");
+        }
+        let log = run.log_json.map(log_to).transpose()?;
+        if matches!(&log, Some(LogTo::File(file)) if *file == run.lock || run.also.contains(file)) {
+            return usage("--log-json: the log is the lock");
+        }
         Ok(Plan {
             lock: run.lock,
+            also: run.also,
             argv,
             patience: patience(&run.waiting)?,
             on_busy: run.on_busy.unwrap_or_default(),
@@ -150,9 +171,23 @@ impl Plan {
             skip_if: run.skip_if,
             close: run.close,
             reentrant: run.reentrant,
+            log,
             quiet: run.talk.quiet,
             verbose: run.talk.verbose,
         })
+    }
+}
+
+/// `--log-json`. What consists of digits is a descriptor; a file of such a name is written `./3`.
+fn log_to(word: OsString) -> Result<LogTo, Usage> {
+    match word.as_bytes() {
+        b"" => usage("--log-json: no file is named"),
+        b"-" => usage("--log-json -: standard output is 1, standard error 2, a file of that name ./-"),
+        bytes if bytes.iter().all(u8::is_ascii_digit) => match word.to_str().and_then(|digits| digits.parse().ok()) {
+            Some(number) => Ok(LogTo::Descriptor(number)),
+            None => usage(format!("--log-json {}: not the number of a descriptor", Shown::os(&word))),
+        },
+        _ => Ok(LogTo::File(word)),
     }
 }
 
@@ -331,6 +366,23 @@ fn decimal(number: &str, unit_ns: u128) -> Option<Option<u128>> {
     Some(whole_ns.and_then(|whole_ns| whole_ns.checked_add(fraction_ns)))
 }
 
+/// Options of other tools that there is no equal of here: the spelling, and what to do instead.
+const DECLINED: &[(&[&str], &str)] = &[
+    (
+        &["-s", "--shared"],
+        "a lock has one holder; for many readers beside one writer there is flock -s (withlock(1), SEVERAL LOCKS)",
+    ),
+    (&["--slots"], "a lock has one holder; for N at a time take one of N locks (withlock(1), SEVERAL LOCKS)"),
+    (&["-x", "--exclusive"], "a lock is always exclusive: leave the option out"),
+];
+
+/// What to say about an option that is not known, if people know it from elsewhere.
+pub fn declined(option: &str) -> Option<Usage> {
+    let word = option.split('=').next().unwrap_or_default();
+    let found = DECLINED.iter().find(|(spellings, _)| spellings.contains(&word));
+    found.map(|(_, hint)| Usage(format!("{word}: {hint}")))
+}
+
 /// The words that the program takes for subcommands.
 pub const SUBCOMMANDS: &[&str] = &["inspect", "break", "reclaim", "check", "acquire", "renew", "release", "reserve"];
 
@@ -462,6 +514,16 @@ mod tests {
             [&["inspect", "x"][..], &["./inspect", "--", "x"], &["inspct", "--", "x"], &["job.lock", "x"], &["-n"], &[]]
         {
             assert_eq!(check(right), Ok(()), "{right:?}");
+        }
+    }
+
+    #[test]
+    fn what_consists_of_digits_is_a_descriptor() {
+        let to = |word: &str| log_to(word.into());
+        assert_eq!((to("3"), to("03")), (Ok(LogTo::Descriptor(3)), Ok(LogTo::Descriptor(3))));
+        assert_eq!((to("./3"), to("3a")), (Ok(LogTo::File("./3".into())), Ok(LogTo::File("3a".into()))));
+        for word in ["", "-", "99999999999"] {
+            assert!(to(word).is_err(), "{word}");
         }
     }
 

@@ -2,6 +2,7 @@
 
 pub mod document;
 pub mod inspect;
+pub mod log;
 pub mod page;
 pub mod reclaim;
 

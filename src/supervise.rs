@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::ffi::OsStr;
 
 use crate::machine::{Action, Change, Event, Machine, Outcome};
+use crate::report::log::Event as Told;
 use crate::store::{Held, News};
 use crate::sys::clock::boot_ms;
 use crate::sys::output::complain;
@@ -15,16 +16,17 @@ use crate::text::Shown;
 /// Watches over COMMAND until it, or, where it must be ended, all of its tree, has ended.
 ///
 /// `held` is the lock that is kept for it, if any. It is not released here. `lock` is its name as the
-/// user gave it, for messages. COMMAND may be left to be reaped.
+/// user gave it, for messages. `tell` is given the events for the log. COMMAND may be left to be reaped.
 pub fn supervise(
     command_pid: i32,
     machine: Machine,
     signals: &Signals,
     lock: &OsStr,
     held: Option<&mut Box<dyn Held>>,
+    tell: &dyn Fn(Told),
 ) -> Outcome {
     let mut supervisor =
-        Supervisor { command_pid, started: None, machine, lock, held, named: HashSet::new(), finished: None };
+        Supervisor { command_pid, started: None, machine, lock, held, tell, named: HashSet::new(), finished: None };
     let mut waiter = Waiter::new();
     loop {
         // The common end first, and no more than it: others wait for the lock.
@@ -88,6 +90,7 @@ struct Supervisor<'a> {
     machine: Machine,
     lock: &'a OsStr,
     held: Option<&'a mut Box<dyn Held>>,
+    tell: &'a dyn Fn(Told),
     /// Processes that we may not signal, and have said so.
     named: HashSet<i32>,
     finished: Option<Outcome>,
@@ -113,6 +116,7 @@ impl Supervisor<'_> {
             Action::SignalTree(signal) => events.push(Event::TreeLeft(self.signal_tree(signal))),
             Action::StopSelf(signal) => stop_self(signal),
             Action::Say(line) => complain(&format!("{}: {line}", Shown::os(self.lock))),
+            Action::Tell(event) => (self.tell)(event),
             Action::Finish => self.finished = self.machine.outcome(),
         }
     }

@@ -16,6 +16,7 @@ use crate::text::{Shown, duration};
 
 use super::System;
 use super::keep::keep;
+use super::log::Log;
 use super::obtain::{Obtained, busy_line, obtain};
 
 /// Takes the lock for a script; the exit code.
@@ -47,7 +48,7 @@ pub(super) fn acquire(given: Acquire, on_entry: &OnEntry) -> anyhow::Result<u8> 
     let guard = if watched.is_some() { Guard::Wrapper } else { Guard::None };
     let offer = offer(&lease, guard, command);
     let mut store = WhileWanted { store, watched: watched.as_ref() };
-    let obtained = obtain(&mut store, &offer, patience, &given.lock, given.talk.quiet)?;
+    let obtained = obtain(&mut store, &offer, patience, &given.lock, given.talk.quiet, &Log::OFF)?;
     drop(store);
     let held = match obtained {
         Obtained::Lock(held) => held,

@@ -1,11 +1,12 @@
 //! `withlock check`: do I still hold it? For use right before a commit, so it asks no more than it must.
 
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
 use crate::cli::Check;
 use crate::exit::Exit;
 use crate::lease::{Verdict, judge};
-use crate::options::{self, Usage};
+use crate::options::{self, Usage, is_among};
 use crate::record::{Guard, Nonce};
 use crate::store::look::contest;
 use crate::store::{self, Fault, Known, Place, Seen};
@@ -29,12 +30,15 @@ pub(super) fn check(asked: &Check, on_entry: &OnEntry) -> anyhow::Result<u8> {
         (None, None) if variable("WITHLOCK_MODE").is_some_and(|mode| mode == "degraded") => None,
         (None, None) => return Err(Usage("no --nonce given, and WITHLOCK_NONCE is not set".into()).into()),
     };
+    // A lock that is named may be any of those that this process is run under.
+    let is_any = asked.nonce.is_none() && asked.lock.is_some();
+    let held = variable("WITHLOCK_HELD").filter(|_| is_any).unwrap_or_default();
     let access = options::access(&asked.service);
     options::check_lock(&lock, &access)?;
     let service = store::service(&lock, &access, on_entry)?;
     let why_not = match (given, service) {
         (Some(nonce), Some(service)) => service.check(&nonce)?,
-        (Some(nonce), None) => match Place::open(&lock, false).and_then(|place| why_not(&place, &nonce)) {
+        (Some(nonce), None) => match Place::open(&lock, false).and_then(|place| why_not(&place, &nonce, &held)) {
             // A directory that is gone took the lock with it.
             Err(Fault::CannotTake { why, .. }) => Some(why),
             found => found?,
@@ -50,15 +54,15 @@ fn from_environment(text: &[u8]) -> Result<Nonce, Usage> {
     Nonce::parse(text).ok_or_else(|| Usage("WITHLOCK_NONCE: not 32 lower-case hex digits".into()))
 }
 
-/// Why the lock is not surely held under this nonce.
-fn why_not(place: &Place, nonce: &Nonce) -> Result<Option<String>, Fault> {
+/// Why the lock is not surely held under this nonce, or one of the others.
+fn why_not(place: &Place, nonce: &Nonce, others: &OsStr) -> Result<Option<String>, Fault> {
     let epoch = match place.observe()? {
         Seen::Free => return Ok(Some("the lock file is gone".into())),
         Seen::Foreign(_, what) => return Ok(Some(format!("{what} is there instead"))),
         Seen::Epoch(epoch) => epoch,
     };
     let record = match (epoch.record(), &epoch.known) {
-        (Some(record), _) if record.nonce == *nonce => record,
+        (Some(record), _) if record.nonce == *nonce || is_among(others, &record.nonce) => record,
         (Some(record), _) => return Ok(Some(format!("another holds it now (nonce {})", record.nonce))),
         (None, Known::Unreadable) => return Ok(Some("we may not read the file that is there".into())),
         (None, _) => return Ok(Some("the file there has no record".into())),

@@ -6,6 +6,7 @@ mod by_nonce;
 mod check;
 mod inspect;
 mod keep;
+mod log;
 mod obtain;
 mod paths;
 mod reclaim;
@@ -19,11 +20,11 @@ mod view;
 use std::ffi::OsString;
 
 use clap::Parser;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::cli::{Cli, Sub, SubCli};
 use crate::exit::Exit;
-use crate::options::{Plan, Usage, check_first_word, is_subcommand};
+use crate::options::{Plan, Usage, check_first_word, declined, is_subcommand};
 use crate::plain;
 use crate::store::Fault;
 use crate::sys::output::complain;
@@ -31,6 +32,7 @@ use crate::sys::signal::{OnEntry, block_all};
 use crate::sys::{Errno, describe, handover, process, terminal};
 use crate::text::Shown;
 
+use log::NoLog;
 use run::Begun;
 
 /// The program, from its command line to its exit code.
@@ -110,6 +112,11 @@ fn usage_error(error: &clap::Error) -> anyhow::Result<u8> {
         let written = std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes());
         return Ok(if written.is_ok() { 0 } else { Exit::Io.code() });
     }
+    if let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg)
+        && let Some(declined) = declined(option)
+    {
+        return Err(declined.into());
+    }
     let text = error.render().to_string();
     let first = text.split("\n\n").next().unwrap_or_default();
     let line = first.trim_start_matches("error: ").split_whitespace().collect::<Vec<_>>().join(" ");
@@ -163,6 +170,8 @@ fn exit_of(error: &anyhow::Error) -> Exit {
         fault.exit()
     } else if let Some(Plainly(fault)) = error.downcast_ref::<Plainly>() {
         fault.exit()
+    } else if let Some(no_log) = error.downcast_ref::<NoLog>() {
+        no_log.exit()
     } else if error.is::<Usage>() {
         Exit::Usage
     } else {

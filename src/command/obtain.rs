@@ -6,11 +6,14 @@ use std::os::unix::ffi::OsStrExt;
 use crate::options::{Patience, is_among};
 use crate::record::Nonce;
 use crate::report::BusyLock;
+use crate::report::log::Event;
 use crate::store::{Attempt, Busy, Fault, Held, Offer, Store};
 use crate::sys::clock::{boot_ms, wall_ms};
 use crate::sys::lookout::Word;
 use crate::sys::{output, process, user};
 use crate::text::duration;
+
+use super::log::{Log, other};
 
 /// A wait that lasts longer than this is spoken of, in milliseconds.
 const SPEAK_AFTER_MS: u64 = 1_000;
@@ -28,7 +31,8 @@ pub(super) enum Obtained {
 /// For how long a contender has waited.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waited {
-    ms: u64,
+    /// In milliseconds.
+    pub(super) ms: u64,
 }
 
 impl Waited {
@@ -45,15 +49,20 @@ pub(super) fn obtain(
     patience: Patience,
     lock: &OsString,
     quiet: bool,
+    log: &Log,
 ) -> Result<Obtained, Fault> {
     let enclosing = process::variable("WITHLOCK_HELD").unwrap_or_default();
     let began_ms = boot_ms();
     let mut notice = Notice { quiet, is_terminal: None, said: false };
     let mut outage = Outage { was_reached: false, said: false };
+    let mut is_waiting = false;
     loop {
-        let busy = match store.attempt(offer) {
+        let attempt = store.attempt(offer);
+        log.evicted(store.evicted());
+        let busy = match attempt {
             Ok(Attempt::Granted(held)) => {
                 notice.clear();
+                log.acquired(held.as_ref(), began_ms);
                 return Ok(Obtained::Lock(held));
             }
             Ok(Attempt::Busy(busy)) => busy,
@@ -87,6 +96,9 @@ pub(super) fn obtain(
             }
             Patience::AtMost(most_ms) => most_ms - waited_ms,
         };
+        if !std::mem::replace(&mut is_waiting, true) {
+            log.tell_of(busy.lock.as_deref(), None, || Event::Waiting(other(&busy)));
+        }
         let next_ms = notice.show(&busy, lock, waited_ms);
         // No word of a wait that is over by then: its end has a line of its own.
         let word =
@@ -161,7 +173,7 @@ impl Notice {
 /// The one line about a lock that another holds.
 pub(super) fn busy_line(busy: &Busy, lock: &OsString, how: &str) -> String {
     BusyLock {
-        path: lock.as_bytes(),
+        path: busy.lock.as_ref().unwrap_or(lock).as_bytes(),
         record: busy.record.as_ref(),
         user: busy.record.as_ref().and_then(|record| user::local_name(record.uid)),
         renewed_at_ms: busy.renewed_at_ms,

@@ -8,7 +8,8 @@ use crate::exit::Exit;
 use crate::machine::{Machine, Outcome, Terms};
 use crate::options::Plan;
 use crate::record::{Guard, Nonce};
-use crate::store::{self, Busy, Held, NotReleased, Offer, Store};
+use crate::report::log::Event;
+use crate::store::{self, Busy, Held, NotReleased, Offer, Part, Several, Store};
 use crate::supervise::{supervise, supervise_briefly};
 use crate::sys::clock::boot_ms;
 use crate::sys::output::complain;
@@ -18,22 +19,33 @@ use crate::sys::spawn::Program;
 use crate::sys::{Errno, describe};
 use crate::text::{Shown, duration};
 
-use super::System;
+use super::log::{Log, other};
 use super::obtain::{Obtained, Waited, busy_line, obtain};
+use super::{System, exit_of};
 
 /// A status above this is a signal's.
 const SIGNALLED: u8 = 128;
 
 /// Runs COMMAND while holding LOCK; the exit code.
 pub(super) fn run(plan: Plan, on_entry: OnEntry) -> anyhow::Result<u8> {
-    let (job, mut store) = Job::prepare(plan, on_entry)?;
+    let log = Log::open(&plan)?;
+    let code = run_logged(plan, on_entry, &log);
+    log.tell(|| match &code {
+        Ok(code) => Event::Exit { code: *code, error: None },
+        Err(error) => Event::Exit { code: exit_of(error).code(), error: Some(format!("{error:#}")) },
+    });
+    code
+}
+
+fn run_logged(plan: Plan, on_entry: OnEntry, log: &Log) -> anyhow::Result<u8> {
+    let (job, mut store) = Job::prepare(plan, on_entry, log)?;
     let plan = &job.plan;
     if plan.verbose
         && let Some(caveat) = store.caveat()
     {
         complain(&format!("{}: {caveat}", Shown::os(&plan.lock)));
     }
-    let obtained = obtain(store.as_mut(), &offer(plan), plan.patience, &plan.lock, plan.quiet)?;
+    let obtained = obtain(store.as_mut(), &offer(plan), plan.patience, &plan.lock, plan.quiet, log)?;
     // Gives the signal dispositions back that waiting needed.
     drop(store);
     Ok(job.go_on(obtained))
@@ -42,9 +54,9 @@ pub(super) fn run(plan: Plan, on_entry: OnEntry) -> anyhow::Result<u8> {
 /// The beginning of the common case: its lock is taken, or not, and COMMAND is started. `None`: an error, or
 /// something to say first, and nothing was done.
 pub(super) fn begin(plan: Plan, on_entry: OnEntry) -> Option<Begun> {
-    let (job, mut store) = Job::prepare(plan, on_entry).ok()?;
+    let (job, mut store) = Job::prepare(plan, on_entry, &Log::OFF).ok()?;
     let plan = &job.plan;
-    let obtained = obtain(store.as_mut(), &offer(plan), plan.patience, &plan.lock, plan.quiet).ok()?;
+    let obtained = obtain(store.as_mut(), &offer(plan), plan.patience, &plan.lock, plan.quiet, &Log::OFF).ok()?;
     drop(store);
     let Obtained::Lock(held) = obtained else { return Some(Begun::Obtained(job, obtained)) };
     let program = job.program(&job.plan.argv, &Mode::of(held.as_ref()));
@@ -55,9 +67,9 @@ pub(super) fn begin(plan: Plan, on_entry: OnEntry) -> Option<Begun> {
 /// What was begun.
 pub(super) enum Begun {
     /// COMMAND was started under the lock, or could not be.
-    Started(Job, Box<dyn Held>, Result<Running, NotRun>),
+    Started(Job<'static>, Box<dyn Held>, Result<Running, NotRun>),
     /// The wait for the lock is over.
-    Obtained(Job, Obtained),
+    Obtained(Job<'static>, Obtained),
 }
 
 impl Begun {
@@ -105,44 +117,59 @@ fn offer(plan: &Plan) -> Offer {
 
 /// What COMMAND is told about its lock.
 enum Mode {
-    Locked { nonce: Nonce, fence: Option<u64>, is_new: bool },
+    Locked {
+        nonce: Nonce,
+        fence: Option<u64>,
+        /// The nonces of the locks that were taken by this process.
+        new: Vec<Nonce>,
+    },
     Degraded,
 }
 
 impl Mode {
     fn of(held: &dyn Held) -> Self {
-        Mode::Locked { nonce: held.nonce(), fence: held.fence(), is_new: true }
+        let new = held.locks().into_iter().map(|(_, nonce)| nonce).collect();
+        Mode::Locked { nonce: held.nonce(), fence: held.fence(), new }
     }
 }
 
 /// Everything that may fail for want of a descriptor is had before the lock is, and whatever can be done before
 /// is: once it is ours, others wait for it.
-pub(super) struct Job {
+pub(super) struct Job<'a> {
     plan: Plan,
     lock: OsString,
     signals: Signals,
     on_entry: OnEntry,
     leads_session: bool,
+    log: &'a Log,
 }
 
-impl Job {
-    fn prepare(plan: Plan, mut on_entry: OnEntry) -> anyhow::Result<(Self, Box<dyn Store>)> {
+impl<'a> Job<'a> {
+    fn prepare(plan: Plan, mut on_entry: OnEntry, log: &'a Log) -> anyhow::Result<(Self, Box<dyn Store>)> {
         let signals = Signals::open().map_err(|errno| System::new("open a signal descriptor", errno))?;
         on_entry.receive_child_statuses().map_err(|errno| System::new("reset SIGCHLD", errno))?;
-        let store = store::open(&plan.lock, plan.lease.parents, &plan.access, &on_entry)?;
+        let store: Box<dyn Store> = if plan.also.is_empty() {
+            store::open(&plan.lock, plan.lease.parents, &plan.access, &on_entry)?
+        } else {
+            // Only where it is asked for do locks of ancestors count as taken.
+            let enclosing = process::variable("WITHLOCK_HELD").filter(|_| plan.reentrant).unwrap_or_default();
+            Box::new(Several::open(&plan.lock, &plan.also, plan.lease.parents, enclosing, &on_entry)?)
+        };
         let lock = store.absolute_name()?;
         // Without it orphans of COMMAND would escape when all of its tree must end.
         let _ = process::become_subreaper();
-        Ok((Job { plan, lock, signals, on_entry, leads_session: process::is_session_leader() }, store))
+        Ok((Job { plan, lock, signals, on_entry, leads_session: process::is_session_leader(), log }, store))
     }
 
     fn go_on(&self, obtained: Obtained) -> u8 {
         match obtained {
             Obtained::Lock(held) => self.with(held),
             Obtained::Ancestor(nonce, _) if self.plan.reentrant => {
-                self.without_lease(&Mode::Locked { nonce, fence: None, is_new: false })
+                self.log.tell(|| Event::Reentered);
+                self.without_lease(&Mode::Locked { nonce, fence: None, new: Vec::new() })
             }
             Obtained::Ancestor(_, busy) => {
+                self.log.tell_of(busy.lock.as_deref(), None, || Event::Nested(other(&busy)));
                 let line = busy_line(&busy, &self.plan.lock, "held by an ancestor of this process:");
                 complain(&line.replacen(": by ", ": ", 1));
                 Exit::Nested.code()
@@ -153,7 +180,9 @@ impl Job {
 
     fn with(&self, mut held: Box<dyn Held>) -> u8 {
         if self.plan.verbose {
-            complain(&format!("{}: locked, nonce {}", Shown::os(&self.plan.lock), held.nonce()));
+            for (lock, nonce) in held.locks() {
+                complain(&format!("{}: locked, nonce {nonce}", Shown::os(lock.unwrap_or(&self.plan.lock))));
+            }
         }
         let ended = self.unless_skipped(&Mode::of(held.as_ref()), Some(&mut held));
         self.end(held, ended)
@@ -175,6 +204,9 @@ impl Job {
             let was_ended = outcome.code > SIGNALLED
                 || outcome.code == Exit::Lost.code()
                 || (outcome.code == Exit::MaxHold.code() && self.plan.max_hold_ms.is_some());
+            if outcome.code == 0 {
+                self.log.tell(|| Event::NotNeeded);
+            }
             if outcome.code == 0 || was_ended {
                 return Ok(ended);
             }
@@ -201,6 +233,7 @@ impl Job {
 
     fn busy(&self, busy: &Busy, waited: Waited) -> u8 {
         let line = busy_line(busy, &self.plan.lock, &waited.how());
+        self.log.busy(busy, waited.ms, self.plan.on_busy);
         match self.plan.on_busy {
             OnBusy::Fail => {
                 complain(&line);
@@ -241,6 +274,7 @@ impl Job {
         let terms = Terms {
             ttl_ms: held.map(Held::ttl_ms),
             renew: self.plan.renew,
+            several: held.is_some_and(|held| held.locks().len() > 1),
             may_be_unseen: held.is_some_and(Held::may_be_unseen),
             max_hold_ms: self.plan.max_hold_ms,
             kill_after_ms: self.plan.kill_after_ms,
@@ -250,6 +284,7 @@ impl Job {
         let now_ms = boot_ms();
         let granted_ms = held.map_or(now_ms, Held::granted_boot_ms);
         let pid = program.spawn(&self.on_entry).map_err(not_run)?;
+        self.log.tell(|| Event::Started { command: process::base_name(&argv[0]), command_pid: pid });
         Ok(Running { pid, machine: Machine::new(terms, granted_ms, now_ms) })
     }
 
@@ -261,19 +296,21 @@ impl Job {
         }
         let mut unset = Vec::new();
         let name = match mode {
-            Mode::Locked { nonce, fence, is_new } => {
+            Mode::Locked { nonce, fence, new } => {
                 set.push(("WITHLOCK_NONCE", nonce.as_str().into()));
                 match fence {
                     Some(number) => set.push(("WITHLOCK_FENCE", number.to_string().into())),
-                    None if *is_new => unset.push("WITHLOCK_FENCE"),
+                    None if new.contains(nonce) => unset.push("WITHLOCK_FENCE"),
                     None => {}
                 }
-                if *is_new {
+                if !new.is_empty() {
                     let mut all = process::variable("WITHLOCK_HELD").unwrap_or_default();
-                    if !all.is_empty() {
-                        all.push(" ");
+                    for nonce in new {
+                        if !all.is_empty() {
+                            all.push(" ");
+                        }
+                        all.push(nonce.as_str());
                     }
-                    all.push(nonce.as_str());
                     set.push(("WITHLOCK_HELD", all));
                 }
                 "locked"
@@ -289,8 +326,9 @@ impl Job {
 
     fn end(&self, held: Box<dyn Held>, ended: Result<Ended, NotRun>) -> u8 {
         match ended {
-            Ok(Ended { outcome: Outcome { code, lost: true }, .. }) => code,
-            Ok(Ended { outcome: Outcome { code, lost: false }, zombie }) => self.release(held, code, Some(zombie)),
+            // Of several locks those that are left go back.
+            Ok(Ended { outcome: Outcome { code, lost: true }, .. }) if held.locks().len() == 1 => code,
+            Ok(Ended { outcome: Outcome { code, .. }, zombie }) => self.release(held, code, Some(zombie)),
             Err(not_run) => {
                 let code = not_run.complain();
                 self.release(held, code, None)
@@ -298,25 +336,35 @@ impl Job {
         }
     }
 
-    /// Gives the lock back. COMMAND's own failure passes through; its success must not hide ours.
-    /// The command is reaped only once the lock is free: that takes the kernel as long as the release.
+    /// Gives the lock back, or each of them. COMMAND's own failure passes through; its success must not
+    /// hide ours. The command is reaped only once the lock is free: that takes the kernel as long as the
+    /// release.
     fn release(&self, held: Box<dyn Held>, code: u8, mut zombie: Option<Zombie>) -> u8 {
+        held.apart().into_iter().fold(code, |code, part| self.release_one(part, code, &mut zombie))
+    }
+
+    fn release_one(&self, part: Part, code: u8, zombie: &mut Option<Zombie>) -> u8 {
+        let Part { lock, held } = part;
         let own = |ours: Exit| if code == 0 { ours.code() } else { code };
-        let path = Shown::os(&self.plan.lock);
-        let ttl = duration(held.ttl_ms());
+        let path = Shown::os(lock.as_ref().unwrap_or(&self.plan.lock));
+        let (ttl, nonce, granted_boot_ms) = (held.ttl_ms(), held.nonce(), held.granted_boot_ms());
+        let tell = |event: &dyn Fn() -> Event| self.log.tell_of(lock.as_deref(), Some(nonce), event);
         match held.release(&mut || drop(zombie.take())) {
             Ok(remark) => {
+                tell(&|| Event::Released { held_ms: boot_ms().saturating_sub(granted_boot_ms) });
                 if let Some(remark) = remark {
                     complain(&format!("{path}: {remark}"));
                 }
                 code
             }
             Err(NotReleased::Lost(found)) => {
+                tell(&|| Event::Lost { found: found.clone() });
                 complain(&format!("{path}: the lock was lost while the command ran: {found}"));
                 own(Exit::Lost)
             }
             Err(NotReleased::Failed(fault)) => {
-                complain(&format!("{fault}; the lock stays and expires within {ttl}"));
+                tell(&|| Event::NotReleased { why: fault.to_string() });
+                complain(&format!("{fault}; the lock stays and expires within {}", duration(ttl)));
                 // What would be "can never be taken" before a grant is an error now: it was taken.
                 own(if fault.exit() == Exit::NotPermitted { Exit::NotPermitted } else { Exit::Io })
             }
@@ -331,8 +379,9 @@ pub(super) struct Running {
 }
 
 impl Running {
-    fn supervise(self, job: &Job, held: Option<&mut Box<dyn Held>>) -> Ended {
-        let outcome = supervise(self.pid, self.machine, &job.signals, &job.plan.lock, held);
+    fn supervise(self, job: &Job<'_>, held: Option<&mut Box<dyn Held>>) -> Ended {
+        let tell = |event| job.log.tell(|| event);
+        let outcome = supervise(self.pid, self.machine, &job.signals, &job.plan.lock, held, &tell);
         Ended { outcome, zombie: Zombie(self.pid) }
     }
 }

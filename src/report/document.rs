@@ -249,7 +249,7 @@ pub enum Alive {
 }
 
 /// A holder, as its record tells. Shown to people, never used to judge.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Holder {
     /// The epoch's identity.
     pub nonce: String,

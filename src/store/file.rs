@@ -24,7 +24,7 @@ use super::end::{Basis, End, Ending, VETO_PATIENCE_MS, end, take_guard};
 use super::held::{FileHeld, Mine};
 use super::place::{Epoch, Known, Place, Seen};
 use super::reserve::Numbers;
-use super::{Attempt, Busy, Fault, NotReleased, Offer, Store, reclaim};
+use super::{Attempt, Busy, Evicted, Fault, NotReleased, Offer, Store, reclaim};
 
 /// The longest a waiter sleeps without a look, in milliseconds: the backstop for what no guard tells (a
 /// forced break, another host).
@@ -61,6 +61,7 @@ pub struct FileStore {
     may_write: bool,
     may_fence: bool,
     has_evicted: bool,
+    evicted: Vec<Evicted>,
 }
 
 enum Grant {
@@ -92,12 +93,36 @@ impl FileStore {
             may_write: false,
             may_fence: false,
             has_evicted: false,
+            evicted: Vec::new(),
         })
     }
 
     /// Where the lock is.
     pub fn place(&self) -> &Place {
         &self.place
+    }
+
+    /// Finds out whether the lock could ever be taken here, with a number from `fence`, and creates nothing.
+    pub(super) fn examine(&mut self, fence: Option<&OsStr>) -> Result<(), Fault> {
+        if let Some(dir) = fence {
+            Numbers::open(dir, &self.on_entry)?;
+        }
+        self.place.dir.may_write().map_err(|errno| self.place.change_fault("create it", errno))?;
+        self.may_write = true;
+        match self.place.observe()? {
+            Seen::Foreign(_, what) => Err(self.place.cannot(format!("not a withlock lock: {what}"))),
+            Seen::Free | Seen::Epoch(_) => Ok(()),
+        }
+    }
+
+    /// It is not this lock that is waited for now: whoever sleeps behind us need not.
+    pub(super) fn stand_aside(&mut self) {
+        self.kept_guards.clear();
+    }
+
+    /// Gives back what sleeping on the guard needed of this process.
+    pub(super) fn wake(&mut self) {
+        self.sleeper.give_back();
     }
 
     fn grant(&mut self, offer: &Offer) -> Result<Grant, Fault> {
@@ -235,7 +260,14 @@ impl FileStore {
         let ending =
             Ending { judged: &epoch, basis, why: Why::Stale, force: false, reason: None, mine: None, patience_ms };
         match end(&self.place, &ending)? {
-            End::Done(_) | End::DoneAside(_) => {
+            ended @ (End::Done(_) | End::DoneAside(_)) => {
+                let lies_at = match ended {
+                    End::DoneAside(aside) => aside,
+                    End::Done(slot) => slot.file_name(&self.place.name),
+                    _ => OsString::new(),
+                };
+                let lies_at = self.place.beside(&lies_at).into_os_string();
+                self.evicted.push(Evicted { lock: None, record: epoch.record().cloned(), basis, lies_at });
                 self.has_evicted = true;
                 Ok(Turn::Again)
             }
@@ -272,6 +304,7 @@ impl FileStore {
 
     fn busy(&mut self, epoch: Epoch, expires_in_ms: Option<u64>, look_again_ms: u64, note: Option<String>) -> Turn {
         let busy = Busy {
+            lock: None,
             record: epoch.record().cloned(),
             renewed_at_ms: Some(epoch.mtime().ms()),
             expires_in_ms,
@@ -462,13 +495,7 @@ impl Store for FileStore {
             }
         }
         let note = Some("it changed hands whenever it was looked at".to_owned());
-        Ok(Attempt::Busy(Box::new(Busy {
-            record: None,
-            renewed_at_ms: None,
-            expires_in_ms: None,
-            note,
-            look_again_ms: 1,
-        })))
+        Ok(Attempt::Busy(Box::new(Busy { note, ..Busy::unknown() })))
     }
 
     fn wait(&mut self, busy: &Busy, for_ms: u64, word: Option<Word>) -> Result<bool, Fault> {
@@ -517,6 +544,14 @@ impl Store for FileStore {
             Slept::Unsupported => self.given = Some(identity),
         }
         Ok(word_was_said)
+    }
+
+    fn pause(&mut self, for_ms: u64) {
+        self.sleeper.sleep(for_ms);
+    }
+
+    fn evicted(&mut self) -> Vec<Evicted> {
+        std::mem::take(&mut self.evicted)
     }
 
     fn on_behalf_of(&mut self, pid: u32, pid_started: u64) {

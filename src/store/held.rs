@@ -18,7 +18,7 @@ use crate::text::Shown;
 use super::claim::{Claims, Sealed, seal};
 use super::end::{Basis, End, Ending, end};
 use super::place::{Epoch, Known, Place};
-use super::{Held, NotReleased};
+use super::{Held, NotReleased, Part};
 
 /// How long a release that fails is tried again, in milliseconds.
 const RELEASE_PATIENCE_MS: u64 = 2_000;
@@ -409,6 +409,10 @@ impl Held for FileHeld {
 
     fn alarm(&self) -> Option<Alarm> {
         Alarm::on(&self.file).ok()
+    }
+
+    fn apart(self: Box<Self>) -> Vec<Part> {
+        vec![Part { lock: None, held: self }]
     }
 
     fn release(self: Box<Self>, meanwhile: &mut dyn FnMut()) -> Result<Option<String>, NotReleased> {

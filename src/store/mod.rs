@@ -14,6 +14,7 @@ mod place;
 pub mod reclaim;
 pub mod reserve;
 pub mod service;
+mod several;
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{BorrowedFd, RawFd};
@@ -32,6 +33,7 @@ pub use file::FileStore;
 pub use held::FileHeld;
 pub use place::{Epoch, Known, Place, Seen};
 pub use service::Service;
+pub use several::Several;
 
 /// What a contender asks for.
 #[derive(Clone, Debug)]
@@ -65,6 +67,8 @@ pub enum Attempt {
 /// Why a lock could not be had just now, for people, and when to look again.
 #[derive(Clone, Debug)]
 pub struct Busy {
+    /// Which lock it is, as the user named it; `None`: LOCK.
+    pub lock: Option<OsString>,
     /// The holder's record, where it can be read.
     pub record: Option<Record>,
     /// When it was last renewed, in milliseconds since 1970.
@@ -75,6 +79,26 @@ pub struct Busy {
     pub note: Option<String>,
     /// When the verdict may change by time alone.
     pub look_again_ms: u64,
+}
+
+impl Busy {
+    /// Nothing is known but that it was busy.
+    pub(crate) fn unknown() -> Self {
+        Busy { lock: None, record: None, renewed_at_ms: None, expires_in_ms: None, note: None, look_again_ms: 1 }
+    }
+}
+
+/// A stale epoch that a contender has ended on its way.
+#[derive(Clone, Debug)]
+pub struct Evicted {
+    /// Which lock it was, as the user named it; `None`: LOCK.
+    pub lock: Option<OsString>,
+    /// Its record, if it had one.
+    pub record: Option<Record>,
+    /// By what right.
+    pub basis: Basis,
+    /// Where its record lies now.
+    pub lies_at: OsString,
 }
 
 /// Takes locks and waits for them.
@@ -99,6 +123,11 @@ pub trait Store {
     /// What somebody who wants to be told everything should know about this place.
     fn caveat(&self) -> Option<String> {
         None
+    }
+
+    /// What was ended on the way since it was last asked.
+    fn evicted(&mut self) -> Vec<Evicted> {
+        Vec::new()
     }
 }
 
@@ -157,9 +186,24 @@ pub trait Held: std::fmt::Debug {
     /// This process is a fork of the one that was granted the lock: whatever that one had running beside
     /// it is not here.
     fn after_fork(&mut self) {}
+    /// The locks that this is, each as the user named it (`None`: LOCK) and with its nonce.
+    fn locks(&self) -> Vec<(Option<&OsStr>, Nonce)> {
+        vec![(None, self.nonce())]
+    }
+    /// Those that are not lost, one by one, in the order in which they are to be released.
+    fn apart(self: Box<Self>) -> Vec<Part>;
     /// Gives the lock back. `Ok` may carry a remark for people. Between the waking of the contender whose
     /// turn it is and that of others, should there be any, it does what can be done `meanwhile`.
     fn release(self: Box<Self>, meanwhile: &mut dyn FnMut()) -> Result<Option<String>, NotReleased>;
+}
+
+/// One lock of those that are held together.
+#[derive(Debug)]
+pub struct Part {
+    /// Its name as the user gave it; `None`: LOCK.
+    pub lock: Option<OsString>,
+    /// The lock itself.
+    pub held: Box<dyn Held>,
 }
 
 /// The store that a LOCK names, for a contender.

@@ -61,6 +61,13 @@ impl Place {
         Ok(place)
     }
 
+    /// What tells this lock from others on this host, however their paths are spelt: device and inode of
+    /// the directory, and the name in it.
+    pub fn key(&self) -> Result<(u64, u64, OsString), Fault> {
+        let Identity { dev, ino } = self.dir.stat().map_err(|errno| self.io("examine its directory", errno))?.identity;
+        Ok((dev, ino, self.name.clone()))
+    }
+
     /// Refuses a name whose slot name would not fit: what can be taken must be breakable.
     pub fn check_name_length(&self) -> Result<(), Fault> {
         let most = self.file_system.name_max_bytes.saturating_sub(SLOT_SUFFIX_BYTES);

@@ -73,8 +73,8 @@ struct Post {
     is_new: bool,
 }
 
-/// The lookout, as the sleeper knows it. There is one in a process, and it stays to its end: the thread
-/// sleeps for ever when there is nothing to watch.
+/// The lookout, as the sleeper knows it. There is one for a lock that is waited for, and it stays to the
+/// process's end: the thread sleeps for ever when there is nothing to watch.
 #[derive(Debug)]
 pub struct Lookout {
     post: *mut Post,

@@ -10,6 +10,7 @@ pub mod guard;
 pub mod handover;
 pub mod hook;
 pub mod keeper;
+pub mod log;
 pub mod lookout;
 pub mod output;
 pub mod process;

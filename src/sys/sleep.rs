@@ -163,6 +163,19 @@ impl Sleeper {
         slept.map(|slept| (slept, word_was_said))
     }
 
+    /// Gives the alarm back that calls the sleeper: the next one to sleep may be another.
+    pub fn give_back(&mut self) {
+        if let Some(before) = self.alarm_before.take() {
+            // A last call may be pending, and must not reach whoever reads signals next: setting the
+            // disposition to ignore discards it.
+            let ignore = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
+            // SAFETY: neither action is a function of ours that could be left dangling.
+            let _ = unsafe { sigaction(Signal::SIGALRM, &ignore) };
+            // SAFETY: as above.
+            let _ = unsafe { sigaction(Signal::SIGALRM, &before) };
+        }
+    }
+
     fn receive_calls(&mut self) -> Result<()> {
         if self.alarm_before.is_none() {
             ALARM_WAS_IGNORED.store(signal::is_ignored(libc::SIGALRM), Ordering::Relaxed);
@@ -182,15 +195,7 @@ impl Drop for Sleeper {
             // SAFETY: an action that was installed before is valid.
             let _ = unsafe { sigaction(signal, &before) };
         }
-        if let Some(before) = self.alarm_before.take() {
-            // A last call may be pending, and must not reach whoever reads signals next: setting the
-            // disposition to ignore discards it.
-            let ignore = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
-            // SAFETY: neither action is a function of ours that could be left dangling.
-            let _ = unsafe { sigaction(Signal::SIGALRM, &ignore) };
-            // SAFETY: as above.
-            let _ = unsafe { sigaction(Signal::SIGALRM, &before) };
-        }
+        self.give_back();
     }
 }
 

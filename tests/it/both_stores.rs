@@ -231,6 +231,25 @@ const BEHAVIOURS: &[Behaviour] = &[
         }
         assert_eq!(std::fs::read_to_string(stage.sandbox.path("counter")).expect("a counter"), "48\n");
     }),
+    ("what happens is told to a log in the same words", |stage| {
+        let mut gate = stage.sandbox.gate();
+        let holder = stage.run(&[]).sh(gate.script()).start();
+        let pid = holder.pid();
+        gate.wait_inside();
+        let finished = stage.run(&["-w", "200ms", "--log-json", "log"]).args(["--", "true"]).run();
+        finished.exited(75);
+        gate.open();
+        holder.wait().exited(0);
+        let nonce = stage.run(&["--log-json", "log"]).sh("echo $WITHLOCK_NONCE").run();
+        let log = std::fs::read_to_string(stage.sandbox.path("log")).expect("a log");
+        let lines: Vec<serde_json::Value> =
+            log.lines().map(|line| serde_json::from_str(line).expect("a line")).collect();
+        let events: Vec<&str> = lines.iter().map(|line| line["event"].as_str().expect("an event")).collect();
+        assert_eq!(events, ["waiting", "busy", "exit", "acquired", "started", "ended", "released", "exit"]);
+        assert_eq!((&lines[0]["holder"]["pid"], lines[0].get("nonce")), (&pid.into(), None));
+        assert!(lines.iter().all(|line| line["path"] == *stage.lock.to_str().expect("text")), "{log}");
+        assert!(lines[3..].iter().all(|line| line["nonce"] == nonce.out().trim()), "{log}");
+    }),
 ];
 
 /// Runs the whole table, some behaviours at a time; each in a sandbox and at a lock of its own.

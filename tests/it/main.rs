@@ -1,5 +1,6 @@
 //! The program as a whole, run for real: one binary, so that everything links once.
 
+mod also;
 mod both_stores;
 mod budget;
 mod cases_clock;
@@ -31,6 +32,7 @@ mod harness;
 mod harness_works;
 mod hostile;
 mod killed_holder;
+mod log;
 mod ops_break;
 mod ops_check;
 mod ops_inspect;

@@ -149,6 +149,7 @@ impl EtcdStore {
             (lease.confirmed_boot_ms + renew_every_ms(lease.ttl_ms)).saturating_sub(boot_ms())
         });
         Ok(Attempt::Busy(Box::new(Busy {
+            lock: None,
             record: Some(epoch.record),
             renewed_at_ms,
             expires_in_ms,

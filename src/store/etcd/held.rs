@@ -4,7 +4,7 @@ use std::os::fd::{BorrowedFd, RawFd};
 
 use crate::machine::Renewal;
 use crate::record::{Nonce, Record};
-use crate::store::{Fault, Held, News, NotReleased};
+use crate::store::{Fault, Held, News, NotReleased, Part};
 use crate::sys::clock::boot_ms;
 use crate::sys::sleep;
 
@@ -196,6 +196,10 @@ impl Held for EtcdHeld {
         if let Ok(ears) = Ears::new() {
             std::mem::forget(std::mem::replace(&mut self.ears, ears));
         }
+    }
+
+    fn apart(self: Box<Self>) -> Vec<Part> {
+        vec![Part { lock: None, held: self }]
     }
 
     fn release(self: Box<Self>, _meanwhile: &mut dyn FnMut()) -> Result<Option<String>, NotReleased> {

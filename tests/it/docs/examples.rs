@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use super::manual::section;
 use super::shipped_text;
 use crate::harness::{Run, Sandbox, plant, planted, record, with_record};
 
@@ -46,6 +47,7 @@ impl Stage {
         let page = shipped_text("man/withlock.1");
         let lines: Vec<&str> = page.lines().skip_while(|line| *line != ".Sh EXAMPLES").collect();
         let mut blocks = literal_blocks(&lines);
+        blocks.extend(["SEVERAL LOCKS", "LOG"].iter().flat_map(|title| literal_blocks(&section(&page, title))));
         blocks.extend(shell_blocks(&shipped_text("README.md")));
         let stage = Stage { sandbox, blocks };
         std::fs::create_dir(stage.bin()).expect("a directory");

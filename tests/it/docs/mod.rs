@@ -13,6 +13,7 @@ mod readme;
 mod release;
 mod rules;
 mod services;
+mod several;
 mod surface;
 mod tokens;
 

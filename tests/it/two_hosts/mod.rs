@@ -12,3 +12,4 @@ mod passthrough;
 mod scene;
 mod self_test;
 mod server_clock;
+mod several;
