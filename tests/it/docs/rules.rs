@@ -52,7 +52,7 @@ fn has_word(code: &str, word: &str) -> bool {
     code.split(|c: char| !(c.is_alphanumeric() || c == '_')).any(|found| found == word)
 }
 
-const PURE: [&str; 9] = ["address", "cli", "options", "exit", "record", "lease", "machine", "report", "text"];
+const PURE: [&str; 10] = ["address", "cli", "options", "plain", "exit", "record", "lease", "machine", "report", "text"];
 
 /// How far up a module stands: it may use its own level and what is below. Pure modules are at the bottom.
 fn level(module: &str) -> usize {
