@@ -5,15 +5,12 @@ use std::time::Duration;
 
 use super::Sandbox;
 
-/// How many.
-const LANES: usize = 12;
-
-/// Runs `job` for each of `items`, several at a time.
-pub(crate) fn in_lanes<T: Send>(items: Vec<T>, job: impl Fn(T) + Sync) {
+/// Runs `job` for each of `items`, so many at a time.
+pub(crate) fn in_lanes<T: Send>(lanes: usize, items: Vec<T>, job: impl Fn(T) + Sync) {
     let items = Mutex::new(items.into_iter());
     let next = || items.lock().expect("the items").next();
     std::thread::scope(|scope| {
-        for _ in 0..LANES {
+        for _ in 0..lanes {
             scope.spawn(|| {
                 while let Some(item) = next() {
                     job(item);
@@ -24,7 +21,8 @@ pub(crate) fn in_lanes<T: Send>(items: Vec<T>, job: impl Fn(T) + Sync) {
 }
 
 /// What a machine that is busy with other things adds to `took`: a few times what an uncontended hold takes
-/// on it just now. Nothing where `took` is less than `patience`, which is asked for.
+/// on it just now. Nothing where `took` is less than `patience`, which is asked for; and never so much that
+/// waiting for another lease or for the reclaim age would pass.
 pub(crate) fn slack(sandbox: &Sandbox, took: Duration, patience: Duration) -> Duration {
     if took < patience {
         return Duration::ZERO;
@@ -32,5 +30,5 @@ pub(crate) fn slack(sandbox: &Sandbox, took: Duration, patience: Duration) -> Du
     let uncontended = || sandbox.shipped().arg("other.lock").args(["--", "true"]).run().took;
     let slowest = (0..5).map(|_| uncontended()).max().unwrap_or_default();
     println!("{took:?}; an uncontended hold takes {slowest:?} just now");
-    slowest * 5
+    (slowest * 20).min(Duration::from_secs(3))
 }

@@ -14,7 +14,7 @@ const HOUR_MS: u64 = 3_600_000;
 /// only, so that it is soon over.
 pub(super) const INSIDE: &str = "echo in >>witness/log; read n <witness/counter; i=0; while [ $i -lt 100 ]; do i=$((i+1)); done; echo $((n+1)) >witness/counter; echo out >>witness/log";
 /// The same for so long that the lease must be renewed.
-const INSIDE_FOR_LONG: &str = "echo in >>witness/log; read n <witness/counter; sleep 0.75; echo $((n+1)) >witness/counter; echo out >>witness/log";
+pub(super) const INSIDE_FOR_LONG: &str = "echo in >>witness/log; read n <witness/counter; sleep 0.75; echo $((n+1)) >witness/counter; echo out >>witness/log";
 
 /// What a role does with the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,7 +112,8 @@ fn blank(sandbox: &Sandbox) {
 }
 
 fn young(sandbox: &Sandbox) {
-    let mut record = planted(TTL_MS);
+    // Long enough for a slow tracer; where a trial needs less it is made to be so old.
+    let mut record = planted(60_000);
     record.nonce = withlock::record::Nonce::parse(NONCE.as_bytes()).expect("a nonce");
     plant(&sandbox.lock(), &record, 0);
 }

@@ -8,15 +8,17 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use crate::harness::{
-    Call, Finished, Gate, Run, Running, Sandbox, Snapshot, age, asleep_in, blank_ages_ms, calls, eventually, process,
-    record, slack, slots, tree,
+    Call, Finished, Gate, Run, Running, Sandbox, Snapshot, age, asleep_in, blank_ages_ms, calls, eventually, mtime,
+    process, record, slack, slots, tree,
 };
 
 use super::fault::Fault;
-use super::role::{INSIDE, Kind, Role, TTL_MS, plant_neighbours};
+use super::role::{INSIDE, INSIDE_FOR_LONG, Kind, Role, TTL_MS, plant_neighbours};
 
 /// One ttl and a second: whoever waits for the dead gets in by then.
 const PATIENCE: Duration = Duration::from_millis(TTL_MS + 1_000);
+/// The lease of a lock without a record.
+const BLANK_TTL: Duration = Duration::from_secs(60);
 /// The claim of a dead ender keeps others out for so long where nobody sees anybody's guard.
 const RECLAIM_AGE: Duration = Duration::from_millis(TTL_MS + 5_000);
 /// How long a stop lasts: longer than a lease.
@@ -85,8 +87,8 @@ impl<'r> Scene<'r> {
         }
     }
 
-    fn rival(&self) -> Running {
-        self.other(self.withlock().args(["-q", "--ttl", "1s", "-w", "30s"]).lock().sh(INSIDE))
+    fn rival(&self, inside: &str) -> Running {
+        self.other(self.withlock().args(["-q", "--ttl", "1s", "-w", "30s"]).lock().sh(inside))
     }
 
     /// Runs the role under strace with these options, up to where `until` says so at the latest if it is
@@ -174,6 +176,9 @@ pub(super) fn attempt(
     if circumstances.no_guards {
         options.extend(["-e", NO_GUARDS]);
     }
+    if fault == Fault::Stop {
+        scene.leave_a_second();
+    }
     let (running, holder) = scene.play(&options, &log);
     let mut wrong = Wrong::default();
     let held = let_go(&running, &log, holder);
@@ -232,7 +237,8 @@ impl Scene<'_> {
             (false, true) => Ok(false),
             other => Err(other),
         });
-        let rivals = [(); 2].map(|()| self.rival());
+        // One of them is inside long enough to be still there when the stop is over.
+        let rivals = [INSIDE_FOR_LONG, INSIDE].map(|inside| self.rival(inside));
         if stopped {
             let begun = Instant::now();
             // The fault itself takes that long.
@@ -266,8 +272,9 @@ impl Scene<'_> {
             return;
         }
         let expected = fault.exit_code();
-        // What is no file of the lock's directory is the system's.
-        let right = Some(code) == expected || (code == 71 && !is_about_the_lock(call));
+        // What is no file of the lock's directory is the system's; and what we may not read is not ours.
+        let is_unread = code == 76 && self.role.name == "checker" && fault == Fault::Error("EACCES");
+        let right = Some(code) == expected || (code == 71 && !is_about_the_lock(call)) || is_unread;
         wrong.unless(right, || format!("exit code {code}, not {expected:?}"));
         wrong.unless((1..=clean.lines + 1).contains(&err.lines().count()), || "not one line more".into());
         let names: &[&str] =
@@ -280,19 +287,23 @@ impl Scene<'_> {
         wrong.unless(!takes || self.role.waits || !ours, || "failed, and the lock is still there".into());
     }
 
+    /// Of a lease that is longer than that, here a blank lock's or the default.
+    fn leave_a_second(&self) {
+        let lock = self.sandbox.lock();
+        match record(&lock) {
+            Some(left) if left.ttl_ms > TTL_MS => age(&lock, left.ttl_ms - TTL_MS),
+            None if lock.exists() && mtime(&lock).elapsed().is_ok_and(|age| age < BLANK_TTL - PATIENCE) => {
+                age(&lock, blank_ages_ms().0 + 9_000);
+            }
+            _ => {}
+        }
+    }
+
     /// Whoever comes next gets in, in time.
     fn judge_what_comes_next(&self, finished: &Finished, wrong: &mut Wrong) {
-        let lock = self.sandbox.lock();
-        if let (true, Some(left)) = (lock.exists(), record(&lock)) {
-            // Of a longer lease a second is left here.
-            if left.ttl_ms > TTL_MS {
-                age(&lock, left.ttl_ms - TTL_MS);
-            }
-        } else if lock.exists() {
-            age(&lock, blank_ages_ms().0 + 9_000);
-        }
+        self.leave_a_second();
         let begun = Instant::now();
-        let next = self.rival().wait();
+        let next = self.rival(INSIDE).wait();
         let took = next.ended - begun;
         wrong.unless(next.code() == Some(0), || format!("the next: {next}"));
         let patience = if self.circumstances.no_guards { RECLAIM_AGE + PATIENCE } else { PATIENCE };
