@@ -60,7 +60,8 @@ pub(super) const ROLES: &[Role] = &[
         ..taker("waiter", NOTHING, |run| run.args(["-q", "--ttl", "1s", "-w", "30s"]).lock().sh(INSIDE))
     },
     operator("breaker", stale, |run| run.arg("break").lock()),
-    operator("breaker by force", young, |run| run.args(["break", "--force"]).lock()),
+    // By nonce: else it would break whoever it finds, as it should.
+    operator("breaker by force", young, |run| run.args(["break", "--force", "--nonce", NONCE]).lock()),
     operator("reclaimer", two_slots, |run| run.arg("reclaim").lock()),
     Role { when_overtaken: &[0, 75, 76], ..operator("renewer by nonce", young, |run| with_nonce("renew", run)) },
     Role { when_overtaken: &[0, 75, 76], ..operator("releaser by nonce", young, |run| with_nonce("release", run)) },
