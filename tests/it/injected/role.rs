@@ -114,7 +114,7 @@ fn blank(sandbox: &Sandbox) {
 
 fn young(sandbox: &Sandbox) {
     // Long enough for a slow tracer; where a trial needs less it is made to be so old.
-    let mut record = planted(60_000);
+    let mut record = planted(5_000);
     record.nonce = withlock::record::Nonce::parse(NONCE.as_bytes()).expect("a nonce");
     plant(&sandbox.lock(), &record, 0);
 }
