@@ -17,6 +17,11 @@ const INCREMENT: &str =
 /// Between two kills.
 const PACE: Duration = Duration::from_millis(40);
 
+/// So many deaths at least.
+const ENOUGH: usize = 5;
+/// The longest that deaths are waited for.
+const LONGEST: Duration = Duration::from_secs(20);
+
 /// How it stands.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tally {
@@ -76,11 +81,13 @@ impl<'s> Crowd<'s> {
         f64::from(holds) / begun.elapsed().as_secs_f64()
     }
 
-    /// For so long kills holders, and others who are waiting or on their way; how many.
+    /// For so long kills holders, and others who are waiting or on their way; how many. Goes on until
+    /// enough of them have been killed and evicted, on a machine that is busy with other things.
     pub(super) fn torment_for(&self, duration: Duration) -> usize {
         let mut moments = Moments::new("whom it hits");
         let (begun, mut kills) = (Instant::now(), 0);
-        while begun.elapsed() < duration {
+        let is_enough = |kills| kills >= ENOUGH && self.evictions() > 0;
+        while begun.elapsed() < duration || (!is_enough(kills) && begun.elapsed() < LONGEST) {
             // A part of the torment itself: at a random moment.
             std::thread::sleep(PACE / 2 + moments.within(PACE));
             let wrappers: Vec<i32> = self

@@ -33,6 +33,10 @@ fn assert_that_no_update_is_lost(kind: Kind) {
     on_a_mounted(kind, |sandbox| {
         let crowd = Crowd::start(sandbox, PROCESSES, shipped(), "");
         let calm = crowd.watch_for(CALM);
+        crate::harness::eventually("the lock changes hands", || match crowd.tally().holds {
+            holds if holds >= 100 => Ok(()),
+            holds => Err(holds),
+        });
         let before = crowd.tally();
         let kills = crowd.torment_for(torment_for());
         crowd.end();
@@ -45,7 +49,7 @@ fn assert_that_no_update_is_lost(kind: Kind) {
         );
         assert_eq!(lost, 0, "updates were lost");
         // The power of the test: the lock changed hands often, holders died with it, and were evicted.
-        assert!(before.holds >= 100 && holds > before.holds, "{} and {holds} holds", before.holds);
+        assert!(holds > before.holds, "{} and {holds} holds", before.holds);
         assert!(kills >= 5 && evicted >= 1, "{kills} kills, {evicted} evictions");
         crowd.assert_that_nothing_else_is_left();
     });
