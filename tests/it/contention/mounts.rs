@@ -68,6 +68,9 @@ pub(super) fn on_a_mounted(kind: Kind, test: impl FnOnce(&Sandbox) + Send) {
             test(&sandbox);
             drop(sandbox);
             umount2(&top, MntFlags::empty()).expect("nothing is in use any more");
+            if kind == Kind::Overlay {
+                umount2(&dir.path().join("layers"), MntFlags::empty()).expect("the layers are of no use any more");
+            }
             if let Some(device) = device {
                 eventually("the loop device is free", || {
                     let backing = fs::read_to_string(device.join("loop/backing_file")).unwrap_or_default();
