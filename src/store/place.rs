@@ -64,7 +64,8 @@ impl Place {
     /// What tells this lock from others on this host, however their paths are spelt: device and inode of
     /// the directory, and the name in it.
     pub fn key(&self) -> Result<(u64, u64, OsString), Fault> {
-        let Identity { dev, ino } = self.dir.stat().map_err(|errno| self.io("examine its directory", errno))?.identity;
+        let Identity { dev, ino } =
+            self.dir.stat().map_err(|errno| self.fault("examine its directory", errno))?.identity;
         Ok((dev, ino, self.name.clone()))
     }
 
