@@ -67,7 +67,7 @@ pub(super) fn acquire(given: Acquire, on_entry: &OnEntry) -> anyhow::Result<u8> 
     }
     let text = if given.export { export(&path, &*held, &access) } else { format!("{}\n", held.nonce()).into_bytes() };
     if let Err(errno) = answer(&text) {
-        complain(&format!("the nonce could not be printed: {}", describe(errno)));
+        complain(&format!("{}: the nonce could not be printed: {}", Shown::os(&given.lock), describe(errno)));
         return Ok(give_back(held, &given.lock, Exit::Io));
     }
     let Some(watched) = watched else { return Ok(0) };
@@ -154,7 +154,11 @@ impl Store for WhileWanted<'_> {
     fn attempt(&mut self, offer: &Offer) -> Result<Attempt, Fault> {
         if self.watched.is_some_and(Watched::has_ended) {
             let errno = crate::sys::Errno::ESRCH;
-            return Err(Fault::System { doing: "go on: the process that the lock is for has ended", errno });
+            return Err(Fault::System {
+                path: Vec::new(),
+                doing: "go on: the process that the lock is for has ended",
+                errno,
+            });
         }
         self.store.attempt(offer)
     }

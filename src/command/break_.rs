@@ -11,7 +11,7 @@ use crate::report::document::{GuardState, Lock, State};
 use crate::report::holder;
 use crate::report::inspect::{argument, headline};
 use crate::store::look::{contest, may_not_end};
-use crate::store::{self, Basis, End, Ending, Epoch, Fault, Place, Seen, end};
+use crate::store::{self, Basis, End, Ending, Epoch, Fault, Known, Place, Seen, end};
 use crate::sys::clock::{boot_ms, wall};
 use crate::sys::file::Kind;
 use crate::sys::output::complain;
@@ -55,7 +55,9 @@ pub(super) fn break_lock(asked: &Break, on_entry: &OnEntry) -> anyhow::Result<u8
         Seen::Foreign(_, what) => return Err(Plainly(place.cannot(format!("not a withlock lock: {what}"))).into()),
         Seen::Epoch(epoch) => epoch,
     };
+    // Of one that we may not read nothing is known, not even that.
     if let Some(nonce) = nonce
+        && epoch.known != Known::Unreadable
         && epoch.nonce() != Some(nonce)
     {
         return job.refuse(&format!("the epoch {nonce} has ended"));

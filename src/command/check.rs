@@ -68,7 +68,7 @@ fn why_not(place: &Place, nonce: &Nonce, others: &OsStr) -> Result<Option<String
         (None, _) => return Ok(Some("the file there has no record".into())),
     };
     let now = wall();
-    let contest = contest(place, &epoch, now).map_err(|errno| place.io("read its quarantine", errno))?;
+    let contest = contest(place, &epoch, now).map_err(|errno| place.fault("read its quarantine", errno))?;
     let overdue_ms = match judge(epoch.mtime(), now, epoch.ttl_ms()) {
         Verdict::Stale { overdue_ms } => Some(overdue_ms),
         Verdict::Fresh { .. } => None,

@@ -15,7 +15,7 @@ use crate::sys::{Errno, describe, random, sleep};
 use crate::text::Shown;
 
 use super::claim::{Claims, OurClaim, QUARANTINED, Sealed, seal};
-use super::place::{Epoch, Place, Seen};
+use super::place::{Epoch, Place, Seen, is_refusal};
 use super::{Fault, Known};
 
 /// What makes it right to end the epoch, checked once more after the claim.
@@ -123,11 +123,11 @@ pub(super) fn may_not_rename(place: &Place, lock: &Stat) -> Option<String> {
 fn open_judged(place: &Place, judged: &Epoch) -> Result<Result<File, End>, Fault> {
     let file = match place.dir.open_file(&place.name) {
         Ok(file) => file,
-        Err(Errno::ENOENT | Errno::ELOOP | Errno::ENXIO) => return Ok(Err(End::Gone)),
+        Err(Errno::ENOENT | Errno::ELOOP | Errno::ENXIO | Errno::ESTALE) => return Ok(Err(End::Gone)),
         Err(Errno::EACCES | Errno::EPERM) => return Ok(Err(End::MayNot("we may not read it".into()))),
-        Err(errno) => return Err(place.io("open it", errno)),
+        Err(errno) => return Err(place.fault("open it", errno)),
     };
-    match Epoch::read(file).map_err(|errno| place.io("read it", errno))? {
+    match Epoch::read(file).map_err(|errno| place.fault("read it", errno))? {
         Some(Seen::Epoch(now)) if now.is(judged) => Ok(now.file.ok_or(End::Gone)),
         _ => Ok(Err(End::Gone)),
     }
@@ -137,7 +137,7 @@ fn open_judged(place: &Place, judged: &Epoch) -> Result<Result<File, End>, Fault
 pub(super) fn take_guard(place: &Place, file: &File, patience_ms: u64) -> Result<Try, Fault> {
     let until_ms = boot_ms() + patience_ms;
     loop {
-        match file.try_guard().map_err(|errno| place.io("lock it with flock", errno))? {
+        match file.try_guard().map_err(|errno| place.fault("lock it with flock", errno))? {
             Try::Busy if boot_ms() < until_ms => sleep::pause(5),
             found => return Ok(found),
         }
@@ -160,8 +160,9 @@ impl Attempt<'_> {
         let name = slot_name.file_name(&self.place.name);
         // (2) The slot has the permissions of the directory, so that all who may act there may act here.
         let mode = dir.stat().map_or(0o755, |stat| stat.mode);
-        match dir.make_dir(&name, mode) {
-            Ok(()) | Err(Errno::EEXIST) => {}
+        let is_new = match dir.make_dir(&name, mode) {
+            Ok(()) => true,
+            Err(Errno::EEXIST) => false,
             Err(errno @ (Errno::ENOSPC | Errno::EDQUOT | Errno::EMLINK)) => {
                 return self.without_space(slot_name, &name, errno);
             }
@@ -169,19 +170,17 @@ impl Attempt<'_> {
                 return Ok(End::MayNot(format!("cannot make {}: {}", Shown::os(&name), describe(errno))));
             }
             Err(errno) => return Err(self.place.change_fault("make its quarantine", errno)),
-        }
-        // (3) From here on only this descriptor: whatever stands at the name later is not our slot.
-        let slot = match dir.open_dir(&name) {
-            Ok(slot) => slot,
-            Err(Errno::ENOENT) => return Ok(End::Gone),
-            Err(Errno::ENOTDIR | Errno::ELOOP | Errno::EACCES) => return self.without_slot(&name),
-            Err(errno) => return Err(self.place.change_fault("open its quarantine", errno)),
         };
-        // Where locks are shared a slot is not reclaimed under whoever acts in it, however long it stalls.
-        let enters = self.place.file_system.local && !left_out(Step::Enter);
-        if enters && slot.enter().map_err(|errno| self.place.io("enter its quarantine", errno))? == Try::Busy {
-            return Ok(End::Gone);
-        }
+        let slot = match self.enter(&name) {
+            Ok(slot) => slot,
+            Err(outcome) => {
+                // Another's may look like ours and be empty as well.
+                if is_new {
+                    let _ = dir.remove_dir(&name);
+                }
+                return outcome;
+            }
+        };
         let outcome = self.in_the_slot(&slot, slot_name, &name);
         if !matches!(outcome, Ok(End::Done(_))) {
             // Nothing of ours stays behind; a slot in which somebody else is at work is not empty.
@@ -195,9 +194,30 @@ impl Attempt<'_> {
         }
     }
 
+    /// (3) From here on only this descriptor: whatever stands at the name later is not our slot.
+    fn enter(&self, name: &OsStr) -> Result<Dir, Result<End, Fault>> {
+        let slot = self.place.dir.open_dir(name).map_err(|errno| match errno {
+            Errno::ENOENT => Ok(End::Gone),
+            Errno::ENOTDIR | Errno::ELOOP | Errno::EACCES => self.without_slot(name),
+            errno => Err(self.place.change_fault("open its quarantine", errno)),
+        })?;
+        // Where locks are shared a slot is not reclaimed under whoever acts in it, however long it stalls.
+        if self.place.file_system.local && !left_out(Step::Enter) {
+            match slot.enter() {
+                Ok(Try::Busy) => return Err(Ok(End::Gone)),
+                Ok(_) => {}
+                Err(errno) => return Err(Err(self.place.fault("enter its quarantine", errno))),
+            }
+        }
+        Ok(slot)
+    }
+
     fn in_the_slot(&self, slot: &Dir, slot_name: SlotName, name: &OsStr) -> Result<End, Fault> {
-        let failed = |errno| self.place.io("read its quarantine", errno);
-        let claims = Claims::read(slot).map_err(failed)?;
+        let claims = match Claims::read(slot) {
+            Ok(claims) => claims,
+            Err(errno) if is_refusal(errno) => return self.without_slot(name),
+            Err(errno) => return Err(self.place.fault("read its quarantine", errno)),
+        };
         if claims.ended {
             // An epoch is moved here once. If it is at the lock path as well, somebody put it back.
             return if self.is_still_there()? { self.without_slot(name) } else { Ok(End::Gone) };
@@ -212,16 +232,20 @@ impl Attempt<'_> {
             return Ok(End::Gone);
         }
         // (4) The claim: exclusive creation decides who ends this epoch.
-        let made =
-            OurClaim::make(slot, number, &self.words()).map_err(|errno| self.place.io("claim its quarantine", errno));
-        let Some(claim) = made? else { return Ok(End::Gone) };
+        let claim = match OurClaim::make(slot, number, &self.words()) {
+            Ok(Some(claim)) => claim,
+            Ok(None) => return Ok(End::Gone),
+            // Made by somebody with other permissions, who died in it: it is as good as a stranger's.
+            Err(errno) if is_refusal(errno) => return self.without_slot(name),
+            Err(errno) => return Err(self.place.fault("claim its quarantine", errno)),
+        };
         if let Err(errno) = self.seal_older_slots(slot_name) {
             claim.withdraw();
             return match errno {
                 Errno::EACCES | Errno::EPERM => {
                     Ok(End::MayNot(format!("cannot seal its older quarantine: {}", describe(errno))))
                 }
-                errno => Err(self.place.io("seal its older quarantine", errno)),
+                errno => Err(self.place.fault("seal its older quarantine", errno)),
             };
         }
         // (5) Once more, now that every renewal either sees our claim or was seen by us.
@@ -244,7 +268,7 @@ impl Attempt<'_> {
                     Errno::EACCES | Errno::EPERM | Errno::EROFS => {
                         Ok(End::MayNot(format!("cannot move it away: {}", describe(errno))))
                     }
-                    errno => Err(self.place.io("move it into quarantine", errno)),
+                    errno => Err(self.place.fault("move it into quarantine", errno)),
                 }
             }
         }
@@ -296,7 +320,7 @@ impl Attempt<'_> {
         if self.decides_alone {
             return Ok(true);
         }
-        let failed = |errno| self.place.io("judge a claim in its quarantine", errno);
+        let failed = |errno| self.place.fault("judge a claim in its quarantine", errno);
         let Some(made) = claims.newest_stamp(slot).map_err(failed)? else { return Ok(false) };
         let private = trash_name(&self.place.name, &random::nonce());
         let now = self.place.dir.file_system_time(&private).map_err(failed)?;
@@ -306,7 +330,7 @@ impl Attempt<'_> {
 
     /// Why the epoch must not be ended after all: another is there, or it has been renewed.
     fn refused(&self, claim: &OurClaim<'_>) -> Result<Option<End>, Fault> {
-        let failed = |errno| self.place.io("verify it", errno);
+        let failed = |errno| self.place.fault("verify it", errno);
         let Some(now) = self.place.dir.lstat(&self.place.name).map_err(failed)? else { return Ok(Some(End::Gone)) };
         if now.identity != self.ending.judged.identity() || !self.has_judged_content()? {
             return Ok(Some(End::Gone));
@@ -334,8 +358,12 @@ impl Attempt<'_> {
 
     /// The nonce, read from the descriptor that was judged (of a blank lock: that it is one still).
     fn has_judged_content(&self) -> Result<bool, Fault> {
-        let failed = |errno| self.place.io("read it", errno);
-        let content = self.file.content(crate::record::MAX_READ_BYTES).map_err(failed)?;
+        let content = match self.file.content(crate::record::MAX_READ_BYTES) {
+            Ok(content) => content,
+            // Removed, as a file server says it.
+            Err(Errno::ESTALE) => return Ok(false),
+            Err(errno) => return Err(self.place.fault("read it", errno)),
+        };
         let size_bytes = content.len() as u64;
         Ok(match (crate::record::classify(&content, size_bytes), &self.ending.judged.known) {
             (crate::record::Content::Record(now), Known::Record(judged)) => now.nonce == judged.nonce,
@@ -345,7 +373,7 @@ impl Attempt<'_> {
     }
 
     fn is_still_there(&self) -> Result<bool, Fault> {
-        let found = self.place.dir.lstat(&self.place.name).map_err(|errno| self.place.io("look at it", errno))?;
+        let found = self.place.dir.lstat(&self.place.name).map_err(|errno| self.place.fault("look at it", errno))?;
         Ok(found.is_some_and(|stat| stat.kind == Kind::Regular && stat.identity == self.ending.judged.identity()))
     }
 
@@ -369,7 +397,7 @@ impl Attempt<'_> {
     /// No inode or space for a slot: under the guard the file itself becomes the quarantine.
     fn without_space(&self, slot_name: SlotName, name: &OsStr, errno: Errno) -> Result<End, Fault> {
         if !self.decides_alone {
-            return Err(self.place.io("make its quarantine", errno));
+            return Err(self.place.fault("make its quarantine", errno));
         }
         if let Some(refused) = self.refused_under_guard()? {
             return Ok(refused);
@@ -377,7 +405,7 @@ impl Attempt<'_> {
         match self.place.dir.rename_noreplace(&self.place.name, &self.place.dir, name) {
             Ok(()) => Ok(End::Done(slot_name)),
             Err(Errno::ENOENT | Errno::EEXIST) => Ok(End::Gone),
-            Err(errno) => Err(self.place.io("move it into quarantine", errno)),
+            Err(errno) => Err(self.place.fault("move it into quarantine", errno)),
         }
     }
 
@@ -402,12 +430,12 @@ impl Attempt<'_> {
             Err(errno @ (Errno::EACCES | Errno::EPERM | Errno::EROFS)) => {
                 Ok(End::MayNot(format!("cannot move it away: {}", describe(errno))))
             }
-            Err(errno) => Err(self.place.io("move it away", errno)),
+            Err(errno) => Err(self.place.fault("move it away", errno)),
         }
     }
 
     fn refused_under_guard(&self) -> Result<Option<End>, Fault> {
-        let failed = |errno| self.place.io("verify it", errno);
+        let failed = |errno| self.place.fault("verify it", errno);
         let Some(now) = self.place.dir.lstat(&self.place.name).map_err(failed)? else { return Ok(Some(End::Gone)) };
         if now.identity != self.ending.judged.identity() || !self.has_judged_content()? {
             return Ok(Some(End::Gone));

@@ -60,6 +60,8 @@ pub enum Fault {
     },
     /// The system refused something other than the lock.
     System {
+        /// The path as the user gave it; empty where it is about none.
+        path: Vec<u8>,
         /// What was being done.
         doing: &'static str,
         /// What the system said.
@@ -99,7 +101,12 @@ impl Display for Fault {
                 write!(out, "{}: no number is left, {} was reached", Shown(path), u64::MAX)
             }
             Fault::Unreachable { path, why, .. } => write!(out, "{}: cannot be reached: {why}", Shown(path)),
-            Fault::System { doing, errno } => write!(out, "cannot {doing}: {}", describe(*errno)),
+            Fault::System { path, doing, errno } => {
+                if !path.is_empty() {
+                    write!(out, "{}: ", Shown(path))?;
+                }
+                write!(out, "cannot {doing}: {}", describe(*errno))
+            }
         }
     }
 }

@@ -151,7 +151,7 @@ impl FileStore {
         // (3) What we made; its stamp names the slot under which a blank lock can be ended.
         let stat = match file.stat() {
             Ok(stat) => stat,
-            Err(errno) => return self.withdraw(&place, &file, place.io("examine it", errno)),
+            Err(errno) => return self.withdraw(&place, &file, place.fault("examine it", errno)),
         };
         if guarded == Try::Busy {
             let judged = Epoch { stat, known: Known::Blank, file: None };
@@ -336,7 +336,7 @@ impl FileStore {
             // ended, and wait by the clock.
             self.given = Some(identity);
             self.vetoed = None;
-            file.unguard().map_err(|errno| self.place.io("look at it", errno))
+            file.unguard().map_err(|errno| self.place.fault("look at it", errno))
         } else {
             // The epoch has ended. Those who sleep behind us sleep on, until we are done.
             self.kept_guards.push(file);
@@ -377,16 +377,16 @@ impl FileHeld {
     /// The rest of step (3): what the record says, and the record itself, in one write.
     fn complete(&mut self, offer: &Offer) -> Result<(), Fault> {
         if let Some(mode) = offer.mode {
-            self.file.set_mode(mode).map_err(|errno| self.place.io("set its mode", errno))?;
+            self.file.set_mode(mode).map_err(|errno| self.place.fault("set its mode", errno))?;
         }
         if self.guarded && self.record.guard == Guard::Inherited {
             let descriptor = self.file.inheritable();
-            let failed = |errno| Fault::System { doing: "duplicate the guard's descriptor", errno };
-            self.inherited = Some(descriptor.map_err(failed)?);
+            self.inherited =
+                Some(descriptor.map_err(|errno| self.place.fault("duplicate its guard's descriptor", errno))?);
         }
-        self.file.write_once(&self.record.encode()).map_err(|errno| self.place.io("write its record", errno))?;
+        self.file.write_once(&self.record.encode()).map_err(|errno| self.place.fault("write its record", errno))?;
         if !self.place.file_system.local {
-            self.file.sync().map_err(|errno| self.place.io("write its record", errno))?;
+            self.file.sync().map_err(|errno| self.place.fault("write its record", errno))?;
         }
         Ok(())
     }
@@ -426,7 +426,7 @@ impl FileHeld {
                 Ok(Renewal::Failed(_) | Renewal::Pending) => late = true,
                 Err(errno) => {
                     self.give_up();
-                    return Err(self.place.io("verify it", errno));
+                    return Err(self.place.fault("verify it", errno));
                 }
             }
         }
@@ -499,7 +499,7 @@ impl Store for FileStore {
     }
 
     fn wait(&mut self, busy: &Busy, for_ms: u64, word: Option<Word>) -> Result<bool, Fault> {
-        let failed = |errno| Fault::System { doing: "wait for the lock's guard", errno };
+        let failed = |errno| Fault::System { path: self.place.shown().to_vec(), doing: "wait for its guard", errno };
         let due_ms = for_ms.min(busy.look_again_ms).max(1);
         let Some(Epoch { stat, known, file: Some(file) }) = self.seen.take() else {
             return Ok(self.sleep_by_the_clock(due_ms, word));

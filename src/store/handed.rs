@@ -43,7 +43,7 @@ pub fn renew(place: Place, nonce: Nonce) -> Result<Handed, Fault> {
     // One's own file can be touched through a descriptor that only reads, a writable one of another
     // user's only through one that writes: to the same inode, or it is another epoch.
     let file = match place.dir.open_file_to_write(&place.name) {
-        Ok(file) if file.stat().map_err(|errno| place.io("examine it", errno))?.identity == stat.identity => file,
+        Ok(file) if file.stat().map_err(|errno| place.fault("examine it", errno))?.identity == stat.identity => file,
         _ => read,
     };
     let held = FileHeld::adopt(Rc::clone(&place), file, stat, *record);

@@ -332,6 +332,7 @@ impl FileHeld {
                 Mine::Yes => return Err(Errno::EBUSY),
             },
             Err(super::Fault::Io { errno, .. } | super::Fault::System { errno, .. }) => return Err(errno),
+            Err(super::Fault::NotPermitted { why, .. }) => Released::NotYet(why),
             Err(fault) => Released::NotYet(fault.to_string()),
         };
         if matches!(released, Released::Yes(_)) {

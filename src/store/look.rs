@@ -15,7 +15,7 @@ use crate::text::Shown;
 
 use super::claim::Claims;
 use super::end::may_not_rename;
-use super::place::{Epoch, Place};
+use super::place::{Epoch, Place, is_refusal};
 use super::reclaim::{self, Quarantine, Survey};
 
 /// Somebody has entered the slot of a living epoch and has a claim there.
@@ -70,7 +70,8 @@ pub fn may_not_end(place: &Place, epoch: &Epoch) -> Option<String> {
         return Some("we may not read it".into());
     }
     may_not_rename(place, &epoch.stat).or_else(|| {
-        let errno = place.dir.may_write().err()?;
+        // Any other error says nothing of permission.
+        let errno = place.dir.may_write().err().filter(|errno| is_refusal(*errno))?;
         Some(format!("directory {} may not be changed: {}", Shown::os(place.parent()), describe(errno)))
     })
 }

@@ -64,7 +64,8 @@ impl Place {
     /// What tells this lock from others on this host, however their paths are spelt: device and inode of
     /// the directory, and the name in it.
     pub fn key(&self) -> Result<(u64, u64, OsString), Fault> {
-        let Identity { dev, ino } = self.dir.stat().map_err(|errno| self.io("examine its directory", errno))?.identity;
+        let Identity { dev, ino } =
+            self.dir.stat().map_err(|errno| self.fault("examine its directory", errno))?.identity;
         Ok((dev, ino, self.name.clone()))
     }
 
@@ -85,9 +86,16 @@ impl Place {
         Fault::CannotTake { path: self.shown().to_vec(), why: why.into() }
     }
 
-    /// A fault of kind "input or output error" at this path.
-    pub fn io(&self, doing: &'static str, errno: Errno) -> Fault {
-        Fault::Io { path: self.shown().to_vec(), doing, errno }
+    /// What an error while working at this path means for the user: an input or output error, unless
+    /// permission or resources are missing.
+    pub fn fault(&self, doing: &'static str, errno: Errno) -> Fault {
+        match errno {
+            Errno::EACCES | Errno::EPERM => self.not_permitted(doing, errno),
+            Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM => {
+                Fault::System { path: self.shown().to_vec(), doing, errno }
+            }
+            _ => Fault::Io { path: self.shown().to_vec(), doing, errno },
+        }
     }
 
     /// The path's bytes, for messages.
@@ -110,20 +118,22 @@ impl Place {
 
     /// The absolute path.
     pub fn absolute(&self) -> Result<OsString, Fault> {
-        absolute(&self.path).map_err(|errno| Fault::System { doing: "find the working directory", errno })
+        absolute(&self.path).map_err(|errno| Fault::System {
+            path: self.shown().to_vec(),
+            doing: "find the working directory",
+            errno,
+        })
     }
 
     /// What an error while changing this directory means for the user.
     pub fn change_fault(&self, doing: &'static str, errno: Errno) -> Fault {
         match errno {
-            Errno::EACCES | Errno::EPERM => self.not_permitted(doing, errno),
             Errno::EROFS => self.cannot("the file system is read-only"),
             Errno::ENOENT => self.cannot(format!("no such directory: {}", Shown::os(self.parent()))),
             Errno::ENAMETOOLONG | Errno::EINVAL | Errno::EILSEQ | Errno::EISDIR | Errno::ELOOP | Errno::ENOTDIR => {
                 self.cannot(format!("cannot {doing}: {}", describe(errno)))
             }
-            Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM => Fault::System { doing, errno },
-            _ => self.io(doing, errno),
+            _ => self.fault(doing, errno),
         }
     }
 
@@ -153,7 +163,7 @@ impl Place {
                     return Ok(Seen::Epoch(Epoch { stat, known: Known::Unreadable, file: None }));
                 }
                 // It was replaced or removed since the lstat.
-                Err(Errno::ENOENT | Errno::ELOOP | Errno::ENXIO) => continue,
+                Err(Errno::ENOENT | Errno::ELOOP | Errno::ENXIO | Errno::ESTALE) => continue,
                 Err(errno) => return Err(failed(errno)),
             };
             if let Some(seen) = Epoch::read(file).map_err(failed)? {
@@ -166,6 +176,11 @@ impl Place {
 
 /// A lock path that changes under each of this many looks is an error, not a loop.
 const OBSERVE_TRIES: u32 = 1000;
+
+/// Whether an error says that we may not, rather than that something is broken.
+pub(super) fn is_refusal(errno: Errno) -> bool {
+    matches!(errno, Errno::EACCES | Errno::EPERM | Errno::EROFS)
+}
 
 fn owner(uid: u32) -> String {
     user::local_name(uid).unwrap_or_else(|| format!("uid {uid}"))
@@ -184,7 +199,9 @@ fn directory_fault(path: &OsStr, parent: &OsStr, doing: &'static str, errno: Err
                 process::effective_uid()
             ),
         },
-        Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM => Fault::System { doing: "open the lock's directory", errno },
+        Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM => {
+            Fault::System { path: bytes, doing: "open its directory", errno }
+        }
         Errno::EIO | Errno::ESTALE | Errno::ENOSPC | Errno::EDQUOT => {
             Fault::Io { path: bytes, doing: "open its directory", errno }
         }
@@ -226,10 +243,15 @@ pub struct Epoch {
 }
 
 impl Epoch {
-    /// Reads an open file; `None` if it changed while it was read.
+    /// Reads an open file; `None` if it changed while it was read, or was removed: of that a file server
+    /// says that the handle is stale.
     pub fn read(file: File) -> crate::sys::file::Outcome<Option<Seen>> {
-        let content = file.content(MAX_READ_BYTES)?;
-        let stat = file.stat()?;
+        let read = file.content(MAX_READ_BYTES).and_then(|content| Ok((content, file.stat()?)));
+        let (content, stat) = match read {
+            Ok(read) => read,
+            Err(Errno::ESTALE) => return Ok(None),
+            Err(errno) => return Err(errno),
+        };
         if stat.kind != Kind::Regular {
             return Ok(Some(Seen::Foreign(stat, stat.kind.describe().into())));
         }

@@ -124,7 +124,7 @@ impl Numbers {
 
     /// Whether `place` is this directory's own lock.
     pub(super) fn is_locked_by(&self, place: &Place) -> Result<bool, Fault> {
-        let failed = |errno| place.io("examine its directory", errno);
+        let failed = |errno| place.fault("examine its directory", errno);
         Ok(place.name == LOCK
             && place.dir.stat().map_err(failed)?.identity == self.store.place().dir.stat().map_err(failed)?.identity)
     }
@@ -164,7 +164,7 @@ impl Numbers {
     /// A number counts only once a power cut cannot take its marker back: it would be handed out again.
     fn make_durable(&self) -> Result<(), Fault> {
         let place = self.store.place();
-        place.dir.sync_names().map_err(|errno| place.io("write the marker to the disk", errno))
+        place.dir.sync_names().map_err(|errno| place.fault("write the marker to the disk", errno))
     }
 }
 

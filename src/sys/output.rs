@@ -29,7 +29,7 @@ pub fn raw(bytes: &[u8]) {
     if poll(&mut ready, PollTimeout::from(PATIENCE_MS)) == Ok(0) {
         return;
     }
-    let _ = nix::unistd::write(standard_error(), bytes);
+    while nix::unistd::write(standard_error(), bytes) == Err(Errno::EINTR) {}
 }
 
 /// How long an answer waits for a reader that does not read, in milliseconds.

@@ -254,6 +254,30 @@ fn c26_a_lock_whose_content_is_gone_is_lost() {
     finished.exited(76).says(&["a.lock", "lost"]);
 }
 
+#[test]
+fn a_slot_that_root_left_half_made_in_a_users_directory_does_not_lock_that_user_out() {
+    const NOBODY: Option<u32> = Some(65_534);
+    let sandbox = Sandbox::new();
+    let (lock, dead) = (sandbox.lock(), planted(1_000));
+    plant(&lock, &dead, 60_000);
+    for path in [&sandbox.work(), &lock] {
+        std::os::unix::fs::chown(path, NOBODY, NOBODY).expect("chown");
+    }
+    // As a `break` by root that died after its claim: nobody else may make a claim there.
+    let slot = sandbox.path(withlock::record::SlotName::of(&dead).file_name("a.lock".as_ref()));
+    fs::create_dir(&slot).expect("a slot");
+    sandbox.chmod(&slot, 0o755);
+    plant_bytes(&slot.join("claim-0"), b"{}", 60_000);
+    let program = sandbox.public_binary();
+    let run = |args: &[&str]| sandbox.program(&program).args(args).lock();
+    run(&["-w", "10s"]).args(["--", "true"]).run_by_nobody().run().exited(0).silent();
+    assert!(!lock.exists());
+    // What root left is root's to remove.
+    age(&slot, 3_600_000);
+    sandbox.shipped().arg("reclaim").lock().run().exited(0);
+    assert!(!slot.exists(), "{:?}", sandbox.names());
+}
+
 /// A slot as an evictor leaves it, with a record and a claim, all of it `age_ms` old.
 pub(crate) fn plant_slot(lock: &Path, ttl_ms: u64, age_ms: u64) -> std::path::PathBuf {
     let mut dead = planted(ttl_ms);

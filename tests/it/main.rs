@@ -31,6 +31,7 @@ mod frugal;
 mod harness;
 mod harness_works;
 mod hostile;
+mod injected;
 mod killed_holder;
 mod log;
 mod ops_break;

@@ -458,3 +458,15 @@ fn a_reason_that_a_record_cannot_keep_is_a_usage_error_before_anything_is_done()
     sandbox.withlock().arg("break").run().exited(64).one_line(&["LOCK"]);
     assert_eq!(tree(&sandbox.work()), before);
 }
+
+#[test]
+fn a_lock_that_may_not_be_read_is_not_said_to_have_another_nonce() {
+    let sandbox = Sandbox::new();
+    let record = planted(60_000);
+    plant(&sandbox.lock(), &record, 0);
+    sandbox.chmod(sandbox.lock(), 0o600);
+    sandbox.chmod(sandbox.work(), 0o777);
+    let broken = sandbox.program(sandbox.public_binary()).args(["break", "--nonce", record.nonce.as_str()]).lock();
+    broken.run_by_nobody().run().exited(77).one_line(&["a.lock: cannot be broken: we may not read it"]);
+    assert_eq!(sandbox.names(), ["a.lock"]);
+}

@@ -348,7 +348,7 @@ fn a_nonce_that_cannot_be_printed_leaves_no_lock_behind() {
     for options in [&[][..], &["--export"], &["--for-pid", "1"]] {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
         let finished = acquire(&sandbox).args(options).lock().stdout(full).run();
-        finished.exited(74).one_line(&["the nonce could not be printed: No space left on device"]);
+        finished.exited(74).one_line(&["a.lock: the nonce could not be printed: No space left on device"]);
         let closed = sandbox.sh(format!("\"$WL\" acquire {} \"$L\" >&-", options.join(" "))).run();
         closed.exited(74).one_line(&["the lock was not taken: standard output"]);
         assert_eq!(sandbox.names(), [""; 0], "{options:?}");

@@ -57,7 +57,7 @@ pub(crate) struct EtcdStore {
 impl EtcdStore {
     /// A contender for the lock at this address.
     pub(crate) fn open(lock: &OsStr, access: &Access, on_entry: &OnEntry) -> Result<Self, Fault> {
-        let system = |errno| Fault::System { doing: "open a signal descriptor", errno };
+        let system = |errno| Fault::System { path: Vec::new(), doing: "open a signal descriptor", errno };
         Ok(EtcdStore {
             place: place(lock, access)?,
             who: Who::am_i(),
@@ -311,7 +311,9 @@ impl Store for EtcdStore {
                 record.fence = u64::try_from(create_revision).ok();
                 let ears = match self.ears.take() {
                     Some(ears) => ears,
-                    None => Ears::new().map_err(|errno| Fault::System { doing: "open a pipe", errno })?,
+                    None => {
+                        Ears::new().map_err(|errno| Fault::System { path: Vec::new(), doing: "open a pipe", errno })?
+                    }
                 };
                 let held = EtcdHeld::new(self.place.clone(), record, create_revision, lease, ears);
                 Ok(Attempt::Granted(Box::new(held)))

@@ -59,6 +59,8 @@ fn ci_installs_what_the_tests_need() {
         "lintian",
         "strace",
         "curl",
+        "xfsprogs",
+        "btrfs-progs",
     ] {
         assert!(installed.contains(&package), "{package}");
     }

@@ -8,6 +8,7 @@
 mod etcd;
 mod events;
 mod files;
+mod lanes;
 mod process;
 mod pty;
 mod run;
@@ -22,8 +23,9 @@ pub(crate) use files::{
     Snapshot, age, blank_ages_ms, claims_in, inode, mtime, plant, plant_bytes, planted, record, set_mtime, slots, tree,
     with_record,
 };
+pub(crate) use lanes::{in_lanes, slack};
 pub(crate) use process::{
-    Process, asleep_in_flock, children, cpu_time, descendants, process, send, send_to_group, status_field,
+    Process, asleep_in, asleep_in_flock, children, cpu_time, descendants, process, send, send_to_group, status_field,
 };
 pub(crate) use pty::Terminal;
 pub(crate) use run::{Finished, Run, Running};

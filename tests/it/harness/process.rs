@@ -93,12 +93,17 @@ pub(crate) fn kill_marked(mark: &str) {
 
 /// Whether one of the threads of `pid` sleeps in flock(2).
 pub(crate) fn asleep_in_flock(pid: i32) -> Result<(), String> {
-    let wanted = nix::libc::SYS_flock.to_string();
+    asleep_in(pid, &[nix::libc::SYS_flock])
+}
+
+/// Whether one of the threads of `pid` sleeps in one of these system calls.
+pub(crate) fn asleep_in(pid: i32, calls: &[i64]) -> Result<(), String> {
+    let wanted: Vec<String> = calls.iter().map(ToString::to_string).collect();
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).map_err(|error| error.to_string())?;
     let mut seen = Vec::new();
     for task in tasks.filter_map(Result::ok) {
         let call = fs::read_to_string(task.path().join("syscall")).unwrap_or_default();
-        if call.split(' ').next() == Some(&wanted) {
+        if call.split(' ').next().is_some_and(|number| wanted.iter().any(|wanted| wanted == number)) {
             return Ok(());
         }
         seen.push(call.trim().to_owned());

@@ -34,6 +34,11 @@ impl Sandbox {
         Self::under(Path::new("/dev/shm"))
     }
 
+    /// On the file system that is mounted at `top`.
+    pub(crate) fn on(top: &Path) -> Self {
+        Self::under(top)
+    }
+
     fn under(parent: &Path) -> Self {
         let dir = tempfile::Builder::new().prefix("withlock-test-").tempdir_in(parent).expect("a temporary directory");
         let mark = format!("sandbox:{}", dir.path().display());
