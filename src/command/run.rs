@@ -8,7 +8,7 @@ use crate::exit::Exit;
 use crate::machine::{Machine, Outcome, Terms};
 use crate::options::Plan;
 use crate::record::{Guard, Nonce};
-use crate::store::{self, Busy, Held, NotReleased, Offer, Store};
+use crate::store::{self, Busy, Held, NotReleased, Offer, Place, Store};
 use crate::supervise::{supervise, supervise_briefly};
 use crate::sys::clock::boot_ms;
 use crate::sys::output::complain;
@@ -18,22 +18,23 @@ use crate::sys::spawn::Program;
 use crate::sys::{Errno, describe};
 use crate::text::{Shown, duration};
 
-use super::System;
 use super::obtain::{Obtained, Waited, busy_line, obtain};
+use super::{System, block};
 
 /// A status above this is a signal's.
 const SIGNALLED: u8 = 128;
 
 /// Runs COMMAND while holding LOCK; the exit code.
-pub(super) fn run(plan: Plan, on_entry: OnEntry) -> anyhow::Result<u8> {
-    let (job, mut store) = Job::prepare(plan, on_entry)?;
+pub(super) fn run(plan: Plan) -> anyhow::Result<u8> {
+    let place = store::find(&plan.lock, plan.lease.parents)?;
+    let (job, mut store) = Job::prepare(plan, place, block()?)?;
     let plan = &job.plan;
     if plan.verbose
         && let Some(caveat) = store.caveat()
     {
         complain(&format!("{}: {caveat}", Shown::os(&plan.lock)));
     }
-    let obtained = obtain(store.as_mut(), &offer(plan), plan.patience, &plan.lock, plan.quiet)?;
+    let obtained = obtain(store.as_mut(), &offer(plan), plan.patience, &plan.lock, plan.quiet, &job.on_entry)?;
     // Gives the signal dispositions back that waiting needed.
     drop(store);
     Ok(job.go_on(obtained))
@@ -41,10 +42,14 @@ pub(super) fn run(plan: Plan, on_entry: OnEntry) -> anyhow::Result<u8> {
 
 /// The beginning of the common case: its lock is taken, or not, and COMMAND is started. `None`: an error, or
 /// something to say first, and nothing was done.
-pub(super) fn begin(plan: Plan, on_entry: OnEntry) -> Option<Begun> {
-    let (job, mut store) = Job::prepare(plan, on_entry).ok()?;
+pub(super) fn begin(plan: Plan, place: Option<Place>, on_entry: OnEntry) -> Option<Begun> {
+    let (job, mut store) = Job::prepare(plan, place, on_entry).ok()?;
     let plan = &job.plan;
-    let obtained = obtain(store.as_mut(), &offer(plan), plan.patience, &plan.lock, plan.quiet).ok()?;
+    // Calls that may hang are made where there can be threads to see to it.
+    if store.may_hang() {
+        return None;
+    }
+    let obtained = obtain(store.as_mut(), &offer(plan), plan.patience, &plan.lock, plan.quiet, &job.on_entry).ok()?;
     drop(store);
     let Obtained::Lock(held) = obtained else { return Some(Begun::Obtained(job, obtained)) };
     let program = job.program(&job.plan.argv, &Mode::of(held.as_ref()));
@@ -126,10 +131,10 @@ pub(super) struct Job {
 }
 
 impl Job {
-    fn prepare(plan: Plan, mut on_entry: OnEntry) -> anyhow::Result<(Self, Box<dyn Store>)> {
+    fn prepare(plan: Plan, place: Option<Place>, mut on_entry: OnEntry) -> anyhow::Result<(Self, Box<dyn Store>)> {
         let signals = Signals::open().map_err(|errno| System::new("open a signal descriptor", errno))?;
         on_entry.receive_child_statuses().map_err(|errno| System::new("reset SIGCHLD", errno))?;
-        let store = store::open(&plan.lock, plan.lease.parents, &plan.access, &on_entry)?;
+        let store = store::open(&plan.lock, place, &plan.access, &on_entry)?;
         let lock = store.absolute_name()?;
         // Without it orphans of COMMAND would escape when all of its tree must end.
         let _ = process::become_subreaper();
@@ -151,10 +156,11 @@ impl Job {
         }
     }
 
-    fn with(&self, mut held: Box<dyn Held>) -> u8 {
+    fn with(&self, held: Box<dyn Held>) -> u8 {
         if self.plan.verbose {
             complain(&format!("{}: locked, nonce {}", Shown::os(&self.plan.lock), held.nonce()));
         }
+        let mut held = held.keep_nobody_waiting();
         let ended = self.unless_skipped(&Mode::of(held.as_ref()), Some(&mut held));
         self.end(held, ended)
     }

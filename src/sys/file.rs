@@ -20,6 +20,7 @@ use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, unlinkat, write};
 
 use crate::lease::Stamp;
 
+use super::attendant;
 use super::hook::{self, Step, around, before, left_out};
 
 /// What a system call comes to.
@@ -169,7 +170,9 @@ const FOR_EACH_OPEN: OFlag = OFlag::O_CLOEXEC.union(OFlag::O_NOFOLLOW).union(OFl
 
 fn again<T>(mut call: impl FnMut() -> Result<T>) -> Result<T> {
     loop {
-        match call() {
+        let result = call();
+        attendant::answered();
+        match result {
             Err(Errno::EINTR) => {}
             result => return result,
         }

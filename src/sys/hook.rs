@@ -45,6 +45,8 @@ pub enum Step {
     Mark,
     /// An attempt at a lock service that a signal interrupts takes back what it may leave behind.
     TakeBack,
+    /// Renewals that may hang are errands of a thread, so that the supervisor does not hang with them.
+    Errand,
 }
 
 /// All steps, with the names used in `WITHLOCK_LEAVE_OUT`.
@@ -69,6 +71,7 @@ pub const STEPS: &[(Step, &str)] = &[
     (Step::ReleaseGuard, "release-guard"),
     (Step::Mark, "mark"),
     (Step::TakeBack, "take-back"),
+    (Step::Errand, "errand"),
 ];
 
 #[cfg(not(feature = "switches"))]
