@@ -217,7 +217,7 @@ fn who_waits_on_a_server_that_hangs_ends_when_patience_or_a_signal_says_so() {
             gate.wait_inside();
             let limited = waiter_on_a(&scene, &["-w", "3s"]);
             let patient = waiter_on_a(&scene, &[]);
-            [&limited, &patient].map(|waiter| waiter.wait_for_stderr(WAITING));
+            [&limited, &patient].iter().for_each(|waiter| waiter.wait_for_stderr(WAITING));
             let before = Snapshot::of(&scene.truth());
             scene.hosts.a.stop();
 
