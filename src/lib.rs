@@ -112,6 +112,12 @@
 //! other claims and then looks at the touch; whatever the order, one of them sees the other. That is why a confirmed
 //! renewal cannot be undone by an older time stamp.
 //!
+//! Off local file systems another machine has to answer every call, and may hang. A thread in such a call cannot even
+//! look at a clock. So there renewals, the looks once a second and the release are errands of a second thread, whose
+//! finds are news to the supervisor (`store::distant`): it ends COMMAND in time without them. And whoever waits, or only
+//! asks, has an *attendant* ([`sys::attendant`]): a thread that sees that no call returns any more, lets signals act on
+//! a waiter, and ends the process when its patience is over. Nobody who takes a lock on a local file system has either.
+//!
 //! # Release
 //!
 //! By the process that made the grant, and no other.
@@ -244,7 +250,7 @@
 //! | [`lease`] | stale? renew when? give up when? reclaim when? (pure) |
 //! | [`machine`] | the supervisor's decisions: (state, event) → actions (pure) |
 //! | [`report`], [`text`] | words for people (pure) |
-//! | [`store`] | the seam, and the protocol on files: `file` grants and waits, `held` renews and releases, `end` and `claim`, `handed` (by nonce), `reclaim`, `reserve`, `several` (all or none), `look` (reads and judges, touches nothing) |
+//! | [`store`] | the seam, and the protocol on files: `file` grants and waits, `held` renews and releases, `distant` does so where calls may hang, `end` and `claim`, `handed` (by nonce), `reclaim`, `reserve`, `several` (all or none), `look` (reads and judges, touches nothing) |
 //! | [`supervise`] | poll → event → machine → perform |
 //! | [`sys`] | the only home of `nix` and `unsafe`; [`sys::hook`] is the tests' hold on every system call |
 //! | `command` | one page for each command |

@@ -33,7 +33,8 @@ pub(super) fn acquire(given: Acquire, on_entry: &OnEntry) -> anyhow::Result<u8> 
     }
     // From here on its pid may be given to another: what is watched is this one.
     let watched = pid.map(Watched::open).transpose().map_err(|errno| System::new("watch the process", errno))?;
-    let mut store = store::open(&given.lock, lease.parents, &access, on_entry)?;
+    let place = store::find(&given.lock, lease.parents)?;
+    let mut store = store::open(&given.lock, place, &access, on_entry)?;
     let (owner_pid, owner) = match &watched {
         Some(watched) => (watched.pid, Some(watched.stat.clone())),
         None => process::parent().map_or((0, None), |(pid, stat)| (pid, Some(stat))),
@@ -48,7 +49,7 @@ pub(super) fn acquire(given: Acquire, on_entry: &OnEntry) -> anyhow::Result<u8> 
     let guard = if watched.is_some() { Guard::Wrapper } else { Guard::None };
     let offer = offer(&lease, guard, command);
     let mut store = WhileWanted { store, watched: watched.as_ref() };
-    let obtained = obtain(&mut store, &offer, patience, &given.lock, given.talk.quiet, &Log::OFF)?;
+    let obtained = obtain(&mut store, &offer, patience, &given.lock, given.talk.quiet, on_entry, &Log::OFF)?;
     drop(store);
     let held = match obtained {
         Obtained::Lock(held) => held,
@@ -172,6 +173,10 @@ impl Store for WhileWanted<'_> {
 
     fn pause(&mut self, for_ms: u64) {
         self.store.pause(for_ms);
+    }
+
+    fn may_hang(&self) -> bool {
+        self.store.may_hang()
     }
 
     fn on_behalf_of(&mut self, pid: u32, pid_started: u64) {

@@ -12,6 +12,7 @@ use crate::report::holder;
 use crate::report::inspect::{argument, headline};
 use crate::store::look::{contest, may_not_end};
 use crate::store::{self, Basis, End, Ending, Epoch, Fault, Known, Place, Seen, end};
+use crate::sys::attendant::Attendant;
 use crate::sys::clock::{boot_ms, wall};
 use crate::sys::file::Kind;
 use crate::sys::output::complain;
@@ -22,7 +23,7 @@ use crate::text::{Shown, duration, time};
 
 use super::paths::beside;
 use super::service::Breaking;
-use super::{Plainly, view, write};
+use super::{Plainly, attended, view, write};
 
 /// For how long an ender that is at work, or a lock that changes under each look, is tried again, in
 /// milliseconds.
@@ -49,7 +50,8 @@ pub(super) fn break_lock(asked: &Break, on_entry: &OnEntry) -> anyhow::Result<u8
         );
     }
     let place = Place::open(&asked.lock, false).map_err(Plainly)?;
-    let job = Job { asked, place: &place, reason, on_entry };
+    let attendant = attended(&asked.lock, !place.file_system.local, 0);
+    let job = Job { asked, place: &place, reason, on_entry, attendant };
     let epoch = match place.observe()? {
         Seen::Free => return job.say(0, &format!("{}: free, there is nothing to break", job.path())),
         Seen::Foreign(_, what) => return Err(Plainly(place.cannot(format!("not a withlock lock: {what}"))).into()),
@@ -85,6 +87,7 @@ struct Job<'a> {
     place: &'a Place,
     reason: Option<String>,
     on_entry: &'a OnEntry,
+    attendant: Option<Attendant>,
 }
 
 impl Job<'_> {
@@ -96,6 +99,9 @@ impl Job<'_> {
     fn say(&self, code: u8, line: &str) -> anyhow::Result<u8> {
         // What had to be done is done: a reader that sleeps or has gone may end us.
         let _ = self.on_entry.restore();
+        if let Some(attendant) = &self.attendant {
+            attendant.sleeping(u64::MAX);
+        }
         write(format!("{line}\n").as_bytes())?;
         Ok(code)
     }

@@ -17,6 +17,7 @@ use crate::sys::process::variable;
 use crate::sys::signal::OnEntry;
 use crate::text::{Shown, duration};
 
+use super::attended;
 use super::view::guard_of;
 
 /// Says by its exit code whether the lock is held under this nonce.
@@ -38,7 +39,10 @@ pub(super) fn check(asked: &Check, on_entry: &OnEntry) -> anyhow::Result<u8> {
     let service = store::service(&lock, &access, on_entry)?;
     let why_not = match (given, service) {
         (Some(nonce), Some(service)) => service.check(&nonce)?,
-        (Some(nonce), None) => match Place::open(&lock, false).and_then(|place| why_not(&place, &nonce, &held)) {
+        (Some(nonce), None) => match Place::open(&lock, false).and_then(|place| {
+            let _attendant = attended(&lock, !place.file_system.local, 0);
+            why_not(&place, &nonce, &held)
+        }) {
             // A directory that is gone took the lock with it.
             Err(Fault::CannotTake { why, .. }) => Some(why),
             found => found?,

@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
+use crate::address::is_address;
 use crate::cli::Inspect;
 use crate::exit::Exit;
 use crate::options::{self, Access, Usage};
@@ -18,7 +19,7 @@ use crate::sys::terminal;
 
 use super::paths::{Asked, beside, listing, problem, with_slash};
 use super::view::View;
-use super::write;
+use super::{attended, write};
 
 /// How often a watched page is drawn anew, in milliseconds.
 const REDRAW_EVERY_MS: u64 = 1_000;
@@ -74,6 +75,8 @@ fn look(paths: &[OsString], access: &Access, on_entry: &OnEntry) -> Inspection {
     };
     let mut in_directories = Vec::new();
     for path in paths {
+        // Also before it is known whether that file system is a local one: this is for looking at trouble.
+        let _attendant = attended(path, !is_address(path), 0);
         match store::service(path, access, on_entry).and_then(|service| service.map(|s| s.look()).transpose()) {
             Ok(Some(looks)) => {
                 looks.into_iter().for_each(|look| view.add_look(look));
@@ -95,6 +98,8 @@ fn look(paths: &[OsString], access: &Access, on_entry: &OnEntry) -> Inspection {
             found.errors.push(problem(path, fault));
         }
     }
+    // Who has a guard is found through every open file that has one, wherever it is.
+    let _attendant = attended(OsStr::new("an open file"), true, 0);
     found.locks = view.finish();
     // What was listed and has gone since is no lock in that directory.
     found.locks.retain(|lock| {

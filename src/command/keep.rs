@@ -22,6 +22,7 @@ pub(super) fn keep(mut held: Box<dyn Held>, process: &Watched) {
         }
     };
     held.after_fork();
+    let mut held = held.keep_nobody_waiting();
     let mut next_renewal_ms = held.granted_boot_ms().saturating_add(renew_every_ms(ttl_ms));
     loop {
         let mut renewals = Vec::new();

@@ -17,7 +17,7 @@ mod run;
 mod service;
 mod view;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -26,7 +26,9 @@ use crate::cli::{Cli, Sub, SubCli};
 use crate::exit::Exit;
 use crate::options::{Plan, Usage, check_first_word, declined, is_subcommand};
 use crate::plain;
-use crate::store::Fault;
+use crate::store::{self, Fault};
+use crate::sys::attendant::{Attendant, Orders};
+use crate::sys::clock::boot_ms;
 use crate::sys::output::complain;
 use crate::sys::signal::{OnEntry, block_all};
 use crate::sys::{Errno, describe, handover, process, terminal};
@@ -41,11 +43,7 @@ pub fn main(words: &[OsString]) -> u8 {
         return begun.finish();
     }
     process::occupy_standard_descriptors();
-    // Before the lock file exists, so that there is no moment in which a signal leaks it.
-    let outcome = block_all()
-        .map_err(|errno| System::new("block signals", errno).into())
-        .and_then(|on_entry| dispatch(words, on_entry));
-    outcome.unwrap_or_else(|error| {
+    dispatch(words).unwrap_or_else(|error| {
         complain(&format!("{error:#}").replace('\n', " "));
         exit_of(&error).code()
     })
@@ -59,8 +57,9 @@ pub fn early(words: &[OsString]) -> Option<u8> {
     check_first_word(words).ok()?;
     let plan = plain::plan(words)?;
     process::occupy_standard_descriptors();
+    let place = store::find(&plan.lock, plan.lease.parents).ok()?;
     let on_entry = block_all().ok()?;
-    let Some(begun) = run::begin(plan, on_entry) else {
+    let Some(begun) = run::begin(plan, place, on_entry) else {
         on_entry.restore().ok()?;
         return None;
     };
@@ -73,21 +72,26 @@ pub fn early(words: &[OsString]) -> Option<u8> {
     }
 }
 
-fn dispatch(words: &[OsString], on_entry: OnEntry) -> anyhow::Result<u8> {
+/// Blocks signals: before a lock file exists, so that there is no moment in which one leaks it.
+fn block() -> Result<OnEntry, System> {
+    block_all().map_err(|errno| System::new("block signals", errno))
+}
+
+fn dispatch(words: &[OsString]) -> anyhow::Result<u8> {
     let arguments = words;
     let words = words.get(1..).unwrap_or_default();
     check_first_word(words)?;
     if let Some(plan) = plain::plan(words) {
-        return run::run(plan, on_entry);
+        return run::run(plan);
     }
     if words.first().is_some_and(|word| is_subcommand(word)) {
         return match SubCli::try_parse_from(arguments) {
-            Ok(SubCli { subcommand }) => subordinate(subcommand, &on_entry),
+            Ok(SubCli { subcommand }) => subordinate(subcommand, &block()?),
             Err(error) => usage_error(&error),
         };
     }
     match Cli::try_parse_from(arguments) {
-        Ok(cli) => run::run(Plan::new(cli.run)?, on_entry),
+        Ok(cli) => run::run(Plan::new(cli.run)?),
         Err(error) => usage_error(&error),
     }
 }
@@ -137,6 +141,23 @@ impl std::fmt::Display for Plainly {
 }
 
 impl std::error::Error for Plainly {}
+
+/// How long a command that only asks waits for one answer of a file system, in milliseconds.
+const ANSWER_PATIENCE_MS: u64 = 5_000;
+
+/// Ends a command whose file system does not answer any more, but not before `not_before_ms` from now. A
+/// local one always answers.
+fn attended(path: &OsStr, may_hang: bool, not_before_ms: u64) -> Option<Attendant> {
+    let orders = || Orders {
+        patience_ms: ANSWER_PATIENCE_MS,
+        not_before_boot_ms: boot_ms().saturating_add(not_before_ms),
+        word: None,
+        last_word: format!("{}: its file system does not answer", Shown::os(path)),
+        exit: Exit::Io.code(),
+        mask: None,
+    };
+    may_hang.then(orders).and_then(Attendant::start)
+}
 
 /// Writes what was asked for to standard output.
 fn write(bytes: &[u8]) -> Result<(), Fault> {

@@ -1,22 +1,31 @@
 //! Taking a lock, with patience.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
+use crate::exit::Exit;
 use crate::options::{Patience, is_among};
 use crate::record::Nonce;
 use crate::report::BusyLock;
 use crate::report::log::Event;
 use crate::store::{Attempt, Busy, Fault, Held, Offer, Store};
+use crate::sys::attendant::{Attendant, Mask, Orders};
 use crate::sys::clock::{boot_ms, wall_ms};
 use crate::sys::lookout::Word;
+use crate::sys::signal::OnEntry;
 use crate::sys::{output, process, user};
-use crate::text::duration;
+use crate::text::{Shown, duration};
 
 use super::log::{Log, other};
 
 /// A wait that lasts longer than this is spoken of, in milliseconds.
 const SPEAK_AFTER_MS: u64 = 1_000;
+
+/// How long a file system may take for one answer when patience has ended, in milliseconds: whoever gives
+/// up in the middle of a grant leaves a lock behind.
+const HANG_PATIENCE_MS: u64 = 1_000;
+/// The same for whoever has no patience at all.
+const HANG_PATIENCE_AT_ONCE_MS: u64 = 5_000;
 
 /// How it ended.
 pub(super) enum Obtained {
@@ -49,6 +58,7 @@ pub(super) fn obtain(
     patience: Patience,
     lock: &OsString,
     quiet: bool,
+    on_entry: &OnEntry,
     log: &Log,
 ) -> Result<Obtained, Fault> {
     let enclosing = process::variable("WITHLOCK_HELD").unwrap_or_default();
@@ -56,7 +66,12 @@ pub(super) fn obtain(
     let mut notice = Notice { quiet, is_terminal: None, said: false };
     let mut outage = Outage { was_reached: false, said: false };
     let mut is_waiting = false;
+    let attendant =
+        store.may_hang().then(|| Attendant::start(orders(patience, began_ms, lock, quiet, on_entry))).flatten();
     loop {
+        if let Some(attendant) = &attendant {
+            attendant.asking();
+        }
         let attempt = store.attempt(offer);
         log.evicted(store.evicted());
         let busy = match attempt {
@@ -103,7 +118,30 @@ pub(super) fn obtain(
         // No word of a wait that is over by then: its end has a line of its own.
         let word =
             notice.word(&busy, lock, began_ms).filter(|word| word.at_boot_ms < boot_ms().saturating_add(left_ms));
-        notice.said |= store.wait(&busy, left_ms.min(next_ms), word)?;
+        let for_ms = left_ms.min(next_ms);
+        if let Some(attendant) = &attendant {
+            attendant.sleeping(for_ms);
+        }
+        notice.said |= store.wait(&busy, for_ms, word)?;
+    }
+}
+
+/// What to do when the lock's file system hangs: a limited patience ends all the same, and without a limit
+/// its return is waited for. Signals act, with nothing in our hands but perhaps a newborn lock.
+fn orders(patience: Patience, began_ms: u64, lock: &OsStr, quiet: bool, on_entry: &OnEntry) -> Orders {
+    let (patience_ms, not_before_boot_ms) = match patience {
+        Patience::Forever => (HANG_PATIENCE_MS, u64::MAX),
+        Patience::AtMost(0) => (HANG_PATIENCE_AT_ONCE_MS, began_ms),
+        Patience::AtMost(most_ms) => (HANG_PATIENCE_MS, began_ms.saturating_add(most_ms)),
+    };
+    let path = Shown::os(lock);
+    Orders {
+        patience_ms,
+        not_before_boot_ms,
+        word: (!quiet).then(|| format!("{path}: waiting: its file system does not answer")),
+        last_word: format!("{path}: its file system does not answer, gave up"),
+        exit: Exit::Io.code(),
+        mask: Some(Mask::while_waiting(on_entry)),
     }
 }
 

@@ -23,7 +23,7 @@ use crate::text::{Shown, duration};
 
 use super::paths::{Asked, beside, listing, problem, with_slash};
 use super::view::{View, apply_guard, guard_of};
-use super::{service, write};
+use super::{attended, service, write};
 
 /// Removes quarantines; the exit code.
 pub(super) fn reclaim(asked: &Reclaim, on_entry: &OnEntry) -> anyhow::Result<u8> {
@@ -51,6 +51,7 @@ pub(super) fn reclaim(asked: &Reclaim, on_entry: &OnEntry) -> anyhow::Result<u8>
                 continue;
             }
         }
+        let _attendant = attended(path, true, 0);
         match group(path) {
             Ok(group) => todo.push(group),
             Err(fault) => report.errors.push(problem(path, fault)),
@@ -63,6 +64,7 @@ pub(super) fn reclaim(asked: &Reclaim, on_entry: &OnEntry) -> anyhow::Result<u8>
     for group in todo {
         report.quarantine.extend(group.similar);
         for (lock, names) in group.by_lock {
+            let _attendant = attended(&lock, true, 0);
             if let Err(fault) = one_lock(&lock, names, older_than_ms, &mut view, &mut report) {
                 report.errors.push(problem(&lock, fault));
             }

@@ -13,6 +13,7 @@ use crate::sys::signal::OnEntry;
 use crate::sys::{describe, output};
 use crate::text::Shown;
 
+use super::attended;
 use super::obtain::busy_line;
 
 /// Prints a number that nobody else is given; the exit code.
@@ -24,7 +25,9 @@ pub(super) fn reserve(given: Reserve, on_entry: &OnEntry) -> anyhow::Result<u8> 
         return Ok(Exit::Io.code());
     }
     let mut numbers = Numbers::open(&given.dir, on_entry)?;
+    let attendant = attended(&given.dir, numbers.may_hang(), wait_ms);
     let reserved = numbers.next(wait_ms, start)?;
+    drop(attendant);
     match &reserved.without_lock {
         None => {}
         Some(Without::Busy(busy)) => {

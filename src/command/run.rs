@@ -9,7 +9,7 @@ use crate::machine::{Machine, Outcome, Terms};
 use crate::options::Plan;
 use crate::record::{Guard, Nonce};
 use crate::report::log::Event;
-use crate::store::{self, Busy, Held, NotReleased, Offer, Part, Several, Store};
+use crate::store::{self, Busy, Held, NotReleased, Offer, Part, Place, Several, Store};
 use crate::supervise::{supervise, supervise_briefly};
 use crate::sys::clock::boot_ms;
 use crate::sys::output::complain;
@@ -21,15 +21,15 @@ use crate::text::{Shown, duration};
 
 use super::log::{Log, other};
 use super::obtain::{Obtained, Waited, busy_line, obtain};
-use super::{System, exit_of};
+use super::{System, block, exit_of};
 
 /// A status above this is a signal's.
 const SIGNALLED: u8 = 128;
 
 /// Runs COMMAND while holding LOCK; the exit code.
-pub(super) fn run(plan: Plan, on_entry: OnEntry) -> anyhow::Result<u8> {
+pub(super) fn run(plan: Plan) -> anyhow::Result<u8> {
     let log = Log::open(&plan)?;
-    let code = run_logged(plan, on_entry, &log);
+    let code = run_logged(plan, &log);
     log.tell(|| match &code {
         Ok(code) => Event::Exit { code: *code, error: None },
         Err(error) => Event::Exit { code: exit_of(error).code(), error: Some(format!("{error:#}")) },
@@ -37,15 +37,16 @@ pub(super) fn run(plan: Plan, on_entry: OnEntry) -> anyhow::Result<u8> {
     code
 }
 
-fn run_logged(plan: Plan, on_entry: OnEntry, log: &Log) -> anyhow::Result<u8> {
-    let (job, mut store) = Job::prepare(plan, on_entry, log)?;
+fn run_logged(plan: Plan, log: &Log) -> anyhow::Result<u8> {
+    let place = store::find(&plan.lock, plan.lease.parents)?;
+    let (job, mut store) = Job::prepare(plan, place, block()?, log)?;
     let plan = &job.plan;
     if plan.verbose
         && let Some(caveat) = store.caveat()
     {
         complain(&format!("{}: {caveat}", Shown::os(&plan.lock)));
     }
-    let obtained = obtain(store.as_mut(), &offer(plan), plan.patience, &plan.lock, plan.quiet, log)?;
+    let obtained = obtain(store.as_mut(), &offer(plan), plan.patience, &plan.lock, plan.quiet, &job.on_entry, log)?;
     // Gives the signal dispositions back that waiting needed.
     drop(store);
     Ok(job.go_on(obtained))
@@ -53,10 +54,15 @@ fn run_logged(plan: Plan, on_entry: OnEntry, log: &Log) -> anyhow::Result<u8> {
 
 /// The beginning of the common case: its lock is taken, or not, and COMMAND is started. `None`: an error, or
 /// something to say first, and nothing was done.
-pub(super) fn begin(plan: Plan, on_entry: OnEntry) -> Option<Begun> {
-    let (job, mut store) = Job::prepare(plan, on_entry, &Log::OFF).ok()?;
+pub(super) fn begin(plan: Plan, place: Option<Place>, on_entry: OnEntry) -> Option<Begun> {
+    let (job, mut store) = Job::prepare(plan, place, on_entry, &Log::OFF).ok()?;
     let plan = &job.plan;
-    let obtained = obtain(store.as_mut(), &offer(plan), plan.patience, &plan.lock, plan.quiet, &Log::OFF).ok()?;
+    // Calls that may hang are made where there can be threads to see to it.
+    if store.may_hang() {
+        return None;
+    }
+    let (store_ref, offer) = (store.as_mut(), offer(plan));
+    let obtained = obtain(store_ref, &offer, plan.patience, &plan.lock, plan.quiet, &job.on_entry, &Log::OFF).ok()?;
     drop(store);
     let Obtained::Lock(held) = obtained else { return Some(Begun::Obtained(job, obtained)) };
     let program = job.program(&job.plan.argv, &Mode::of(held.as_ref()));
@@ -145,11 +151,16 @@ pub(super) struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    fn prepare(plan: Plan, mut on_entry: OnEntry, log: &'a Log) -> anyhow::Result<(Self, Box<dyn Store>)> {
+    fn prepare(
+        plan: Plan,
+        place: Option<Place>,
+        mut on_entry: OnEntry,
+        log: &'a Log,
+    ) -> anyhow::Result<(Self, Box<dyn Store>)> {
         let signals = Signals::open().map_err(|errno| System::new("open a signal descriptor", errno))?;
         on_entry.receive_child_statuses().map_err(|errno| System::new("reset SIGCHLD", errno))?;
         let store: Box<dyn Store> = if plan.also.is_empty() {
-            store::open(&plan.lock, plan.lease.parents, &plan.access, &on_entry)?
+            store::open(&plan.lock, place, &plan.access, &on_entry)?
         } else {
             // Only where it is asked for do locks of ancestors count as taken.
             let enclosing = process::variable("WITHLOCK_HELD").filter(|_| plan.reentrant).unwrap_or_default();
@@ -178,12 +189,13 @@ impl<'a> Job<'a> {
         }
     }
 
-    fn with(&self, mut held: Box<dyn Held>) -> u8 {
+    fn with(&self, held: Box<dyn Held>) -> u8 {
         if self.plan.verbose {
             for (lock, nonce) in held.locks() {
                 complain(&format!("{}: locked, nonce {nonce}", Shown::os(lock.unwrap_or(&self.plan.lock))));
             }
         }
+        let mut held = held.keep_nobody_waiting();
         let ended = self.unless_skipped(&Mode::of(held.as_ref()), Some(&mut held));
         self.end(held, ended)
     }

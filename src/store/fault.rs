@@ -51,7 +51,8 @@ pub enum Fault {
         /// Trying again does not help.
         standing: bool,
     },
-    /// The service that keeps the lock did not do what it was asked, for other reasons than permission.
+    /// The service or the file server that keeps the lock did not do what it was asked, for other reasons
+    /// than permission.
     Service {
         /// The lock as the user gave it.
         path: Vec<u8>,

@@ -4,7 +4,7 @@
 
 use std::ffi::{CString, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::lease::{MIN_TTL_MS, Verdict, Watch, judge_watched, renew_every_ms};
 use crate::machine::Renewal;
@@ -41,7 +41,7 @@ const TURNS: u32 = 100;
 /// Takes and waits for the lock file at one path.
 #[derive(Debug)]
 pub struct FileStore {
-    place: Rc<Place>,
+    place: Arc<Place>,
     c_name: CString,
     who: Who,
     on_entry: OnEntry,
@@ -74,12 +74,16 @@ enum Grant {
 impl FileStore {
     /// A contender for the lock at `path`.
     pub fn open(path: &OsStr, parents: bool, on_entry: &OnEntry) -> Result<Self, Fault> {
-        let place = Place::open(path, parents)?;
+        FileStore::at(Place::open(path, parents)?, on_entry)
+    }
+
+    /// A contender for the lock at this place.
+    pub fn at(place: Place, on_entry: &OnEntry) -> Result<Self, Fault> {
         place.check_name_length()?;
         let c_name = CString::new(place.name.as_bytes()).map_err(|_| place.cannot("its name holds a NUL byte"))?;
         Ok(FileStore {
             c_name,
-            place: Rc::new(place),
+            place: Arc::new(place),
             who: Who::am_i(),
             on_entry: *on_entry,
             sleeper: Sleeper::new(on_entry),
@@ -133,7 +137,7 @@ impl FileStore {
             Numbers::open(dir, &self.on_entry)?;
             self.may_fence = true;
         }
-        let place = Rc::clone(&self.place);
+        let place = Arc::clone(&self.place);
         // (1) The arbiter. Nothing else ever confers the lock.
         let granted_boot_ms = boot_ms();
         let claimed_at_ms = wall_ms();
@@ -223,7 +227,7 @@ impl FileStore {
     }
 
     /// After an error with a file that has no record yet.
-    fn withdraw<T>(&self, place: &Rc<Place>, file: &File, fault: Fault) -> Result<T, Fault> {
+    fn withdraw<T>(&self, place: &Arc<Place>, file: &File, fault: Fault) -> Result<T, Fault> {
         if let Ok(stat) = file.stat() {
             let judged = Epoch { stat, known: Known::Blank, file: None };
             let _ = end(place, &own_ending(&judged, file));
@@ -560,6 +564,10 @@ impl Store for FileStore {
 
     fn absolute_name(&self) -> Result<OsString, Fault> {
         self.place.absolute()
+    }
+
+    fn may_hang(&self) -> bool {
+        !self.place.file_system.local && !is_scheduled()
     }
 
     fn caveat(&self) -> Option<String> {

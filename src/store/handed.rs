@@ -3,7 +3,7 @@
 //! Not the process that made the grant, so it never renames the lock file itself: it renews as a holder
 //! does, through a descriptor whose record it has read, and releases through the slot like any ender.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::lease::{claim_deadline_ms, retry_every_ms};
 use crate::machine::Renewal;
@@ -31,7 +31,7 @@ pub enum Handed {
 
 /// Renews the lock, if it is held with `nonce`.
 pub fn renew(place: Place, nonce: Nonce) -> Result<Handed, Fault> {
-    let place = Rc::new(place);
+    let place = Arc::new(place);
     let epoch = match find(&place, nonce)? {
         Ok(epoch) => epoch,
         Err(refused) => return Ok(refused),
@@ -46,7 +46,7 @@ pub fn renew(place: Place, nonce: Nonce) -> Result<Handed, Fault> {
         Ok(file) if file.stat().map_err(|errno| place.fault("examine it", errno))?.identity == stat.identity => file,
         _ => read,
     };
-    let held = FileHeld::adopt(Rc::clone(&place), file, stat, *record);
+    let held = FileHeld::adopt(Arc::clone(&place), file, stat, *record);
     let until_ms = boot_ms() + claim_deadline_ms(ttl_ms);
     loop {
         match held.try_renew() {

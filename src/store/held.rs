@@ -3,31 +3,32 @@
 //! The numbers in the comments are the steps of the protocol ("Renew", "Release").
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::lease::renew_every_ms;
 use crate::machine::Renewal;
 use crate::record::{self, Content, Guard, Nonce, Record, SlotName, Why};
 use crate::sys::clock::boot_ms;
 use crate::sys::file::{File, Identity, Kind, Outcome, Stat, Try};
-use crate::sys::hook::{Step, left_out};
+use crate::sys::hook::{Step, is_scheduled, left_out};
 use crate::sys::keeper::Alarm;
 use crate::sys::{Errno, describe, sleep};
 use crate::text::Shown;
 
 use super::claim::{Claims, Sealed, seal};
+use super::distant::DistantHeld;
 use super::end::{Basis, End, Ending, end};
 use super::place::{Epoch, Known, Place};
 use super::{Held, NotReleased, Part};
 
 /// How long a release that fails is tried again, in milliseconds.
-const RELEASE_PATIENCE_MS: u64 = 2_000;
+pub(super) const RELEASE_PATIENCE_MS: u64 = 2_000;
 
 /// A lock file that this process created.
 #[derive(Debug)]
 #[must_use = "a lock that is not released stays until its ttl has passed"]
 pub struct FileHeld {
-    pub(super) place: Rc<Place>,
+    pub(super) place: Arc<Place>,
     /// The descriptor made at the grant; every act on the lock's content goes through it.
     pub(super) file: File,
     pub(super) stat: Stat,
@@ -62,7 +63,7 @@ enum Entered {
 impl FileHeld {
     /// The same lock for whoever knows its nonce: not the process that made the grant, so it may renew,
     /// but not release by rename. `file` is where `record` was read from.
-    pub(super) fn adopt(place: Rc<Place>, file: File, stat: Stat, record: Record) -> Self {
+    pub(super) fn adopt(place: Arc<Place>, file: File, stat: Stat, record: Record) -> Self {
         let slot = SlotName::of(&record);
         FileHeld {
             place,
@@ -150,6 +151,22 @@ impl FileHeld {
             }
             renewal => Ok(renewal),
         }
+    }
+
+    pub(super) fn renew_now(&self) -> Renewal {
+        self.try_renew().unwrap_or_else(|errno| Renewal::Failed(describe(errno).to_owned()))
+    }
+
+    pub(super) fn look_now(&self) -> Option<String> {
+        match self.at_path() {
+            Ok(Mine::No(found)) => Some(found),
+            // A look that fails says nothing: only what was found counts.
+            Ok(Mine::Yes) | Err(_) => None,
+        }
+    }
+
+    pub(super) fn release_now(&self, meanwhile: &mut dyn FnMut()) -> Result<Option<String>, NotReleased> {
+        self.release_to(&self.slot, Known::Record(Box::new(self.record.clone())), meanwhile)
     }
 
     /// Whether so much of the lease has passed that what was seen since then proves nothing.
@@ -397,15 +414,19 @@ impl Held for FileHeld {
     }
 
     fn renew(&mut self) -> Renewal {
-        self.try_renew().unwrap_or_else(|errno| Renewal::Failed(describe(errno).to_owned()))
+        self.renew_now()
     }
 
     fn look(&mut self) -> Option<String> {
-        match self.at_path() {
-            Ok(Mine::No(found)) => Some(found),
-            // A look that fails says nothing: only what was found counts.
-            Ok(Mine::Yes) | Err(_) => None,
+        self.look_now()
+    }
+
+    fn keep_nobody_waiting(self: Box<Self>) -> Box<dyn Held> {
+        // Where the tests decide who does the next step, nobody waits.
+        if self.place.file_system.local || is_scheduled() || left_out(Step::Errand) {
+            return self;
         }
+        Box::new(DistantHeld::new(self))
     }
 
     fn alarm(&self) -> Option<Alarm> {
@@ -417,6 +438,6 @@ impl Held for FileHeld {
     }
 
     fn release(self: Box<Self>, meanwhile: &mut dyn FnMut()) -> Result<Option<String>, NotReleased> {
-        self.release_to(&self.slot, Known::Record(Box::new(self.record.clone())), meanwhile)
+        self.release_now(meanwhile)
     }
 }

@@ -2,6 +2,7 @@
 //! a store grants, waits and observes; what it grants is renewed, looked at and released.
 
 mod claim;
+mod distant;
 mod end;
 #[cfg(feature = "etcd")]
 mod etcd;
@@ -120,6 +121,12 @@ pub trait Store {
     /// The lock's name, absolute, as COMMAND is told it.
     fn absolute_name(&self) -> Result<OsString, Fault>;
 
+    /// Whether a call may hang without an end, because another machine has to answer it. Only where the
+    /// store itself does not see to it that nobody waits for that.
+    fn may_hang(&self) -> bool {
+        false
+    }
+
     /// What somebody who wants to be told everything should know about this place.
     fn caveat(&self) -> Option<String> {
         None
@@ -165,11 +172,12 @@ pub trait Held: std::fmt::Debug {
     fn inherited_guard(&self) -> Option<RawFd>;
     /// Whether contenders are possible that do not see our guard.
     fn may_be_unseen(&self) -> bool;
-    /// Renews the lease, without waiting for anybody: [`Renewal::Pending`] where its answer comes later,
-    /// as news.
+    /// The same lock, whose renewals and looks from here on keep nobody waiting: where another machine has
+    /// to be asked, which may hang, their answers come later, as news. Nor does its release last for ever.
+    fn keep_nobody_waiting(self: Box<Self>) -> Box<dyn Held>;
+    /// Renews the lease: [`Renewal::Pending`] where the answer comes later.
     fn renew(&mut self) -> Renewal;
-    /// A cheap look whether the lock is still there, without waiting either; `Some` says what was found
-    /// instead.
+    /// A cheap look whether the lock is still there; `Some` says what was found instead.
     fn look(&mut self) -> Option<String>;
     /// Tells at once when the lock may have been taken away, where this host can.
     fn alarm(&self) -> Option<Alarm> {
@@ -206,12 +214,17 @@ pub struct Part {
     pub held: Box<dyn Held>,
 }
 
-/// The store that a LOCK names, for a contender.
-pub fn open(lock: &OsStr, parents: bool, access: &Access, on_entry: &OnEntry) -> Result<Box<dyn Store>, Fault> {
-    if is_address(lock) {
-        return open_service(lock, access, on_entry);
+/// Where a LOCK is; `None`: at an address. Comes before signals are blocked, since its file system may hang.
+pub fn find(lock: &OsStr, parents: bool) -> Result<Option<Place>, Fault> {
+    if is_address(lock) { Ok(None) } else { Place::open(lock, parents).map(Some) }
+}
+
+/// The store that a LOCK names, for a contender. `place` is where it was found.
+pub fn open(lock: &OsStr, place: Option<Place>, access: &Access, on_entry: &OnEntry) -> Result<Box<dyn Store>, Fault> {
+    match place {
+        Some(place) => Ok(Box::new(FileStore::at(place, on_entry)?)),
+        None => open_service(lock, access, on_entry),
     }
-    Ok(Box::new(FileStore::open(lock, parents, on_entry)?))
 }
 
 #[cfg(feature = "etcd")]

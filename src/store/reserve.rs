@@ -75,6 +75,11 @@ impl Numbers {
         Ok(Numbers { store })
     }
 
+    /// Whether a call may hang without an end.
+    pub fn may_hang(&self) -> bool {
+        self.store.may_hang()
+    }
+
     /// Hands out the next number: with the lock if it can be had within `patience_ms`, else without.
     pub fn next(&mut self, patience_ms: u64, start: Option<u64>) -> Result<Reserved, Fault> {
         let lock = self.take_lock(patience_ms, |store, busy, left_ms| store.wait(busy, left_ms, None).map(drop));

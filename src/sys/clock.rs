@@ -22,7 +22,8 @@ pub fn wall() -> Stamp {
     if let Some(now) = hook::now() {
         return now.wall;
     }
-    clock_gettime(ClockId::CLOCK_REALTIME).map_or(Stamp::new(0, 0), |t| Stamp::new(t.tv_sec(), t.tv_nsec()))
+    clock_gettime(ClockId::CLOCK_REALTIME)
+        .map_or(Stamp::new(0, 0), |t| Stamp::new(t.tv_sec() + hook::wall_offset_seconds(), t.tv_nsec()))
 }
 
 /// The wall clock in milliseconds since 1970.

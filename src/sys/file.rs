@@ -20,6 +20,7 @@ use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, unlinkat, write};
 
 use crate::lease::Stamp;
 
+use super::attendant;
 use super::hook::{self, Step, around, before, left_out};
 
 /// What a system call comes to.
@@ -169,7 +170,9 @@ const FOR_EACH_OPEN: OFlag = OFlag::O_CLOEXEC.union(OFlag::O_NOFOLLOW).union(OFl
 
 fn again<T>(mut call: impl FnMut() -> Result<T>) -> Result<T> {
     loop {
-        match call() {
+        let result = call();
+        attendant::answered();
+        match result {
             Err(Errno::EINTR) => {}
             result => return result,
         }
@@ -374,10 +377,12 @@ impl Dir {
         let owner_only = Mode::S_IRUSR | Mode::S_IWUSR;
         let unnamed = OFlag::O_TMPFILE | OFlag::O_WRONLY | OFlag::O_CLOEXEC;
         if let Ok(file) = again(|| openat(&self.0, ".", unnamed, owner_only)) {
+            hook::stamped(file.as_raw_fd());
             return Ok(Stat::from(fstat(&file)?).mtime);
         }
         let named = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_WRONLY | FOR_EACH_OPEN;
         let file = again(|| openat(&self.0, private_name, named, owner_only))?;
+        hook::stamped(file.as_raw_fd());
         let stamp = fstat(&file).map(|stat| Stat::from(stat).mtime);
         let _ = unlinkat(&self.0, private_name, UnlinkatFlags::NoRemoveDir);
         stamp
@@ -534,6 +539,12 @@ pub fn absolute(path: &std::path::Path) -> Result<OsString> {
     let mut whole = nix::unistd::getcwd()?;
     whole.push(path);
     Ok(whole.into_os_string())
+}
+
+/// Whether the file system of an open file is a local one, for the tests' clock.
+#[cfg(feature = "switches")]
+pub(super) fn is_local(fd: BorrowedFd<'_>) -> bool {
+    fstatfs(fd).is_ok_and(|found| FileSystem::of(found).local)
 }
 
 /// A whole file, by any path: a setting, no lock.

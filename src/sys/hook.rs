@@ -45,6 +45,8 @@ pub enum Step {
     Mark,
     /// An attempt at a lock service that a signal interrupts takes back what it may leave behind.
     TakeBack,
+    /// Renewals that may hang are errands of a thread, so that the supervisor does not hang with them.
+    Errand,
 }
 
 /// All steps, with the names used in `WITHLOCK_LEAVE_OUT`.
@@ -69,6 +71,7 @@ pub const STEPS: &[(Step, &str)] = &[
     (Step::ReleaseGuard, "release-guard"),
     (Step::Mark, "mark"),
     (Step::TakeBack, "take-back"),
+    (Step::Errand, "errand"),
 ];
 
 #[cfg(not(feature = "switches"))]
@@ -108,6 +111,11 @@ mod off {
 
     #[inline(always)]
     pub(crate) fn boot_offset_ms() -> u64 {
+        0
+    }
+
+    #[inline(always)]
+    pub(crate) fn wall_offset_seconds() -> i64 {
         0
     }
 
@@ -168,7 +176,7 @@ mod on {
 
     use super::{Now, STEPS, Step};
     use crate::lease::Stamp;
-    use crate::sys::file::{Stat, Try};
+    use crate::sys::file::{Stat, Try, is_local};
 
     /// A system call of the protocol.
     #[derive(Clone, Copy, Debug)]
@@ -393,8 +401,27 @@ mod on {
         BOOT_OFFSET_MS.with(Cell::get)
     }
 
+    /// The real program under a wall clock that steps: by so much it is off now, if the file that this
+    /// variable names says so.
+    pub(crate) fn wall_offset_seconds() -> i64 {
+        static CLOCK: OnceLock<Option<OsString>> = OnceLock::new();
+        let clock = CLOCK.get_or_init(|| crate::sys::process::variable("WITHLOCK_WALL_CLOCK"));
+        let text = clock.as_ref().and_then(|path| std::fs::read_to_string(path).ok());
+        text.and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+    }
+
     pub(crate) fn now() -> Option<Now> {
         hook().and_then(|hook| hook.now())
+    }
+
+    /// What to set the time stamp of a file to that the kernel has just stamped, if not to the kernel's time:
+    /// a local file system stamps by the wall clock of this host, others by their server's.
+    fn restamp(fd: BorrowedFd<'_>) -> Option<TimeSpec> {
+        if let Some(now) = now() {
+            return Some(spec(now.wall));
+        }
+        let is_off = wall_offset_seconds() != 0;
+        (is_off && is_local(fd)).then(|| spec(crate::sys::clock::wall()))
     }
 
     pub(crate) fn file_system_time() -> Option<Stamp> {
@@ -408,20 +435,18 @@ mod on {
 
     /// The kernel has stamped an open file or directory: by the clock of the test, if that has one.
     pub(crate) fn stamped(fd: RawFd) {
-        let Some(now) = now() else { return };
-        let time = spec(now.wall);
         // SAFETY: the caller's descriptor is open throughout.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        let Some(time) = restamp(fd) else { return };
         // A descriptor that is only a place to look names up in cannot be stamped, and need not be.
         let _ = futimens(fd, &time, &time);
     }
 
     /// The kernel has stamped what stands at a name.
     pub(crate) fn stamped_at(fd: RawFd, name: &OsStr) {
-        let Some(now) = now() else { return };
-        let time = spec(now.wall);
         // SAFETY: the caller's descriptor is open throughout.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        let Some(time) = restamp(fd) else { return };
         let _ = utimensat(fd, name, &time, &time, UtimensatFlags::NoFollowSymlink);
     }
 
@@ -466,12 +491,12 @@ pub struct Now {
 #[cfg(not(feature = "switches"))]
 pub(crate) use off::{
     Observed, around, before, boot_offset_ms, file_system_time, flock, host, is_scheduled, left_out, now, pause,
-    random, stamped, stamped_at,
+    random, stamped, stamped_at, wall_offset_seconds,
 };
 #[cfg(feature = "switches")]
 pub use on::{Call, Hook, Seen, advance_boot_clock, clear, install, leave_out, left_out, set, stand_alone};
 #[cfg(feature = "switches")]
 pub(crate) use on::{
     Observed, around, before, boot_offset_ms, closing, file_system_time, flock, host, is_scheduled, now, pause, random,
-    stamped, stamped_at,
+    stamped, stamped_at, wall_offset_seconds,
 };

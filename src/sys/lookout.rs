@@ -137,8 +137,8 @@ impl Lookout {
         while phase.compare_exchange(ON, OFF, Ordering::AcqRel, Ordering::Acquire).is_err()
             && phase.compare_exchange(CALLED, OFF, Ordering::AcqRel, Ordering::Acquire).is_err()
         {
-            // A look takes microseconds.
-            std::hint::spin_loop();
+            // A look takes microseconds, unless the file system hangs.
+            std::thread::yield_now();
         }
         // SAFETY: in phase OFF the sleeper alone touches the post.
         let post = unsafe { &mut *self.post };

@@ -4,6 +4,7 @@
 //! each of them. In a build without the `switches` feature the hook is an empty inline function.
 #![allow(unsafe_code)]
 
+pub mod attendant;
 pub mod clock;
 pub mod file;
 pub mod guard;

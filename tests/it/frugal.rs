@@ -69,12 +69,13 @@ fn the_lock_is_free_before_the_command_is_reaped_and_the_longest_waiter_is_woken
 #[test]
 fn the_shipped_program_has_no_trace_of_the_switches_and_ignores_them() {
     let program = std::fs::read(shipped()).expect("the program");
-    for name in [b"WITHLOCK_LEAVE_OUT".as_slice(), b"release-by-slot", b"grant-check"] {
+    for name in [b"WITHLOCK_LEAVE_OUT".as_slice(), b"release-by-slot", b"grant-check", b"WITHLOCK_WALL_CLOCK"] {
         assert!(!program.windows(name.len()).any(|window| window == name), "{}", String::from_utf8_lossy(name));
     }
     // The known-bad case: the test build has them.
     let test_build = std::fs::read(env!("CARGO_BIN_EXE_withlock")).expect("the test build");
     assert!(test_build.windows(18).any(|window| window == b"WITHLOCK_LEAVE_OUT"));
+    assert!(test_build.windows(19).any(|window| window == b"WITHLOCK_WALL_CLOCK"));
     let sandbox = Sandbox::new();
     let mut gate = sandbox.gate();
     let all = "exclusive,guard,veto,verify,claim,noreplace";

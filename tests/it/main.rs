@@ -49,6 +49,7 @@ mod scripts_contention;
 mod scripts_examples;
 mod scripts_keeper;
 mod scripts_skip;
+mod stepped_clock;
 mod surroundings;
 mod token_endpoint;
 mod two_hosts;

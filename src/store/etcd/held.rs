@@ -148,6 +148,11 @@ impl Held for EtcdHeld {
         true
     }
 
+    /// It never does.
+    fn keep_nobody_waiting(self: Box<Self>) -> Box<dyn Held> {
+        self
+    }
+
     fn renew(&mut self) -> Renewal {
         let (mine, lease) = (self.epoch.clone(), self.lease);
         if self.ears.ask(move || Heard::Renewed(mine.renew(lease))) {

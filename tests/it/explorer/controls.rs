@@ -31,9 +31,9 @@ const CONTROLS: &[(Step, &str, &str)] = &[
 ];
 
 /// Steps without a control here. Numbers are reserved elsewhere, and their arbiter has its control there; so
-/// has what a contender in etcd takes back. For the guard on a slot against its removal under an ender that
+/// has what a contender in etcd takes back, and so have the errands of a holder whose file server hangs. For the guard on a slot against its removal under an ender that
 /// stalls (`enter`) none was found within 200,000 schedules of two disturbances: it takes more of them.
-const WITHOUT_CONTROL: &[Step] = &[Step::Mark, Step::TakeBack, Step::Enter];
+const WITHOUT_CONTROL: &[Step] = &[Step::Mark, Step::TakeBack, Step::Errand, Step::Enter];
 
 /// Schedules in which a missing step must have shown.
 const WITHIN: u64 = 200_000;

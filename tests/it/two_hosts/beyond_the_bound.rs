@@ -83,7 +83,8 @@ fn a_release_that_hangs_until_its_quarantine_was_reclaimed_takes_a_successors_lo
         assert!(!ended[0].path.exists(), "reclaimed");
 
         scene.host(On::A).open_gate();
-        late.wait().exited(0);
+        // It was given up after a few seconds, and landed all the same.
+        late.wait().exited(74);
         let landed = Instant::now();
         // Within a second, the backstop of a holder, it is told.
         let successor = successor.wait();

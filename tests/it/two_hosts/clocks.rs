@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use crate::harness::{Gate, Running, send_to_group, slots};
+use crate::harness::{Finished, Gate, Running, send_to_group, slots};
 
 use super::host::Server;
-use super::scene::{On, Scene, undisturbed};
+use super::scene::{On, Scene, TWO_INSIDE, undisturbed};
 
 const HOUR_MS: i64 = 3_600_000;
 
@@ -67,5 +67,52 @@ fn a_servers_clock_that_steps_back_takes_no_live_lock_and_keeps_no_dead_one() {
         gate.open();
         held.wait().exited(0).silent();
         assert_that_a_dead_holder_is_recovered(&scene, &mut gate);
+    });
+}
+
+/// A holder on A, and somebody on B whose own clock has stepped, and who leaves these steps out.
+fn beside_a_stepped_clock(step_seconds: i64, steps: &str) -> (Scene, Running, Gate, Finished) {
+    let scene = Scene::new(Server::default());
+    let mut gate = scene.sandbox.gate();
+    let (inside, lock) = (format!("{}; {}", scene.alone(), gate.script()), scene.lock(On::A));
+    let options = ["--ttl", "2s", "--on-lost", "warn"];
+    let held = scene.start(On::A, |withlock| withlock.args(options).arg(lock).sh(inside));
+    gate.wait_inside();
+    let clock = scene.sandbox.io_path("clock");
+    std::fs::write(&clock, "0").expect("a clock");
+    let (inside, lock) = (scene.alone(), scene.lock(On::B));
+    let waiter = scene.start(On::B, |withlock| {
+        let withlock = withlock.env("WITHLOCK_WALL_CLOCK", &clock).leave_out(steps);
+        withlock.args(["-w", "4s", "--ttl", "2s"]).arg(lock).sh(inside)
+    });
+    waiter.wait_for_stderr("a.lock");
+    let next = clock.with_extension("next");
+    std::fs::write(&next, step_seconds.to_string()).expect("a clock");
+    std::fs::rename(next, &clock).expect("a step");
+    let waiter = waiter.wait();
+    (scene, held, gate, waiter)
+}
+
+#[test]
+fn a_contender_whose_own_clock_steps_takes_no_live_lock() {
+    undisturbed(|| {
+        for step_seconds in [3_600, -3_600] {
+            let (scene, held, mut gate, waiter) = beside_a_stepped_clock(step_seconds, "");
+            waiter.exited(75);
+            assert_eq!(slots(&scene.truth()).len(), 0, "a look that was mistaken leaves nothing behind");
+            gate.open();
+            held.wait().exited(0);
+        }
+    });
+}
+
+#[test]
+fn a_contender_that_does_not_compare_two_stamps_of_the_server_believes_its_own_clock_and_gets_in() {
+    undisturbed(|| {
+        // The negative control of the test above: nobody compares two stamps of the server.
+        let (_scene, held, mut gate, waiter) = beside_a_stepped_clock(3_600, "verify");
+        waiter.exited(TWO_INSIDE);
+        gate.open();
+        held.wait().exited(76).says(&["was lost"]);
     });
 }

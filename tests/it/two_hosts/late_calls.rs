@@ -150,14 +150,15 @@ fn a_holder_that_does_not_look_at_its_slot_is_still_inside_when_the_rename_lands
 }
 
 /// A holder on A whose `call` on the lock, its release, hangs until somebody on B has the lock. Returns
-/// the late holder, and the successor with its inode. Each leaves out its steps.
+/// the late holder, and the successor with its inode. Each leaves out its steps, and the late holder waits for
+/// its release however long that takes.
 fn released_after_the_successor_came(
     scene: &mut Scene,
     gates: &mut [Gate; 2],
     call: &str,
     steps: [&str; 2],
 ) -> (Running, Running, Option<u64>) {
-    let late = holder(scene, On::A, "1s", steps[0], &[], &mut gates[0]);
+    let late = holder(scene, On::A, "1s", &format!("{},errand", steps[0]), &[], &mut gates[0]);
     scene.host(On::A).hold_next(call, "a.lock");
     gates[0].open();
     scene.host(On::A).wait_until_held();

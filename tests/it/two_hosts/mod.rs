@@ -7,6 +7,7 @@ mod contention;
 mod fencing;
 mod gate;
 mod host;
+mod hung_server;
 mod late_calls;
 mod passthrough;
 mod scene;
