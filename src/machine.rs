@@ -17,7 +17,12 @@ pub enum Change {
     /// A signal ended it.
     Killed(i32),
     /// A signal stopped it.
-    Stopped(i32),
+    Stopped {
+        /// Which one.
+        signal: i32,
+        /// It has a process group of its own, and that has the terminal.
+        has_terminal: bool,
+    },
     /// It goes on.
     Continued,
 }
@@ -38,7 +43,7 @@ impl Change {
 pub struct Received {
     /// Its number.
     pub signal: i32,
-    /// Sent by the kernel (the terminal): the whole foreground process group has it already.
+    /// Sent by the kernel (the terminal) to the whole process group, and COMMAND is in it.
     pub by_kernel: bool,
     /// Sent by this process itself: a SIGPIPE of its own making.
     pub by_self: bool,
@@ -77,6 +82,8 @@ pub mod number {
     pub const CHLD: i32 = 17;
     /// Go on.
     pub const CONT: i32 = 18;
+    /// Stops whatever it is sent to.
+    pub const STOP: i32 = 19;
     /// Ctrl-Z.
     pub const TSTP: i32 = 20;
     /// Read from the background.
@@ -263,14 +270,16 @@ impl Machine {
         match change {
             Change::Exited(status) => self.ended(status),
             Change::Killed(signal) => self.ended(of_signal(signal)),
-            Change::Stopped(signal) => {
+            Change::Stopped { signal, has_terminal } => {
                 self.stopped = true;
-                // Stopped by the terminal's job control: so are we, and the prompt comes back. By
-                // anything else it was stopped alone, and its lock is kept for it.
-                if matches!(signal, number::TSTP | number::TTIN | number::TTOU) && self.ending.is_none() {
-                    vec![Action::StopSelf(signal)]
-                } else {
-                    Vec::new()
+                match signal {
+                    _ if self.ending.is_some() => Vec::new(),
+                    // Stopped by the terminal's job control: so are we, and the prompt comes back.
+                    number::TSTP | number::TTIN | number::TTOU => vec![Action::StopSelf(signal)],
+                    // So it does for a shell that suspends itself: the keys reach nobody else.
+                    number::STOP if has_terminal => vec![Action::StopSelf(number::TSTP)],
+                    // By anything else it was stopped alone, and its lock is kept for it.
+                    _ => Vec::new(),
                 }
             }
             Change::Continued => {
@@ -304,6 +313,10 @@ impl Machine {
                     actions.push(Action::Forward(number::CONT));
                 }
                 actions
+            }
+            // Stopped it is, but not we: who types this wants the prompt back.
+            number::TSTP if received.by_kernel && self.stopped && self.ending.is_none() => {
+                vec![Action::StopSelf(number::TSTP)]
             }
             // The terminal has sent these to the whole group already.
             number::INT | number::QUIT | number::TSTP | number::TTIN | number::TTOU | number::WINCH
@@ -481,6 +494,10 @@ mod tests {
         Event::Signal(Received { signal, by_kernel, by_self: false })
     }
 
+    fn stopped(signal: i32, has_terminal: bool) -> Event {
+        Event::Command(Change::Stopped { signal, has_terminal })
+    }
+
     #[test]
     fn the_commands_own_status_passes_through() {
         for (change, code) in [(Change::Exited(0), 0), (Change::Exited(255), 255), (Change::Killed(9), 137)] {
@@ -512,9 +529,18 @@ mod tests {
     #[test]
     fn a_command_stopped_from_the_terminal_stops_us_and_continuing_renews_first() {
         let mut machine = machine(|_| {});
-        assert_eq!(machine.step(Event::Command(Change::Stopped(number::TSTP)), 1), [Action::StopSelf(number::TSTP)]);
+        assert_eq!(machine.step(stopped(number::TSTP, false), 1), [Action::StopSelf(number::TSTP)]);
         assert_eq!(machine.step(signal(number::CONT, false), 9), [Action::Renew, Action::Forward(number::CONT)]);
-        assert_eq!(machine.step(Event::Command(Change::Stopped(19)), 10), [], "SIGSTOP was meant for it alone");
+    }
+
+    #[test]
+    fn a_command_stopped_alone_keeps_its_lock_until_the_terminal_or_its_own_shell_stops_all() {
+        let mut machine = machine(|_| {});
+        assert_eq!(machine.step(stopped(number::STOP, false), 1), [], "it was meant for it alone");
+        assert_eq!(machine.step(signal(number::TSTP, true), 2), [Action::StopSelf(number::TSTP)]);
+        assert_eq!(machine.step(signal(number::CONT, false), 9), [Action::Renew, Action::Forward(number::CONT)]);
+        assert_eq!(machine.step(signal(number::TSTP, true), 10), [], "it stops first");
+        assert_eq!(machine.step(stopped(number::STOP, true), 11), [Action::StopSelf(number::TSTP)]);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::ffi::OsStr;
 use crate::machine::{Action, Change, Event, Machine, Outcome};
 use crate::store::{Held, News};
 use crate::sys::clock::boot_ms;
+use crate::sys::job::{self, Foreground};
 use crate::sys::output::complain;
 use crate::sys::process::{self, Zombie, descendants, next_change};
 use crate::sys::signal::{Signals, stop_self};
@@ -23,8 +24,16 @@ pub fn supervise(
     lock: &OsStr,
     held: Option<&mut Box<dyn Held>>,
 ) -> Outcome {
-    let mut supervisor =
-        Supervisor { command_pid, started: None, machine, lock, held, named: HashSet::new(), finished: None };
+    let mut supervisor = Supervisor {
+        command_pid,
+        started: None,
+        machine,
+        lock,
+        held,
+        named: HashSet::new(),
+        foreground: None,
+        finished: None,
+    };
     let mut waiter = Waiter::new();
     loop {
         // The common end first, and no more than it: others wait for the lock.
@@ -37,7 +46,8 @@ pub fn supervise(
         }
         // Signals before children: a SIGCHLD that is read after the last look at the children would be
         // the only word of a child that ended in between.
-        while let Ok(Some(received)) = signals.next() {
+        while let Ok(Some(mut received)) = signals.next() {
+            received.by_kernel = received.by_kernel && job::is_in_our_group(command_pid);
             supervisor.handle(Event::Signal(received));
         }
         while let Some((pid, change)) = next_change() {
@@ -90,6 +100,8 @@ struct Supervisor<'a> {
     held: Option<&'a mut Box<dyn Held>>,
     /// Processes that we may not signal, and have said so.
     named: HashSet<i32>,
+    /// COMMAND's own process group, if that had the terminal when it was stopped.
+    foreground: Option<Foreground>,
     finished: Option<Outcome>,
 }
 
@@ -111,9 +123,24 @@ impl Supervisor<'_> {
                 let _ = process::send(self.command_pid, signal);
             }
             Action::SignalTree(signal) => events.push(Event::TreeLeft(self.signal_tree(signal))),
-            Action::StopSelf(signal) => stop_self(signal),
+            Action::StopSelf(signal) => self.stop(signal),
             Action::Say(line) => complain(&format!("{}: {line}", Shown::os(self.lock))),
             Action::Finish => self.finished = self.machine.outcome(),
+        }
+    }
+
+    /// Until somebody continues us.
+    fn stop(&mut self, signal: i32) {
+        self.foreground = match Foreground::of(self.command_pid) {
+            // It has given the terminal back to us.
+            None if job::has_terminal() => None,
+            // In the background it still expects that `fg` gives it the terminal.
+            found => found.or(self.foreground),
+        };
+        stop_self(signal);
+        // Before COMMAND is continued: it would be stopped at once for using the terminal.
+        if let Some(foreground) = self.foreground {
+            foreground.restore();
         }
     }
 

@@ -46,6 +46,7 @@ mod scripts_contention;
 mod scripts_examples;
 mod scripts_keeper;
 mod scripts_skip;
+mod shells;
 mod surroundings;
 mod token_endpoint;
 mod two_hosts;

@@ -27,13 +27,13 @@ const CONTROLS: &[(Step, &str, &str)] = &[
     (Step::Descriptor, "renew-force", "renewal"),
     (Step::Newborn, "acquire-2", "newborn"),
     (Step::Seal, "force-release", "another epoch"),
+    (Step::Enter, "force-removal", "another epoch"),
     (Step::ReleaseGuard, "no-guard-reclaim", "exclusion"),
 ];
 
 /// Steps without a control here. Numbers are reserved elsewhere, and their arbiter has its control there; so
-/// has what a contender in etcd takes back. For the guard on a slot against its removal under an ender that
-/// stalls (`enter`) none was found within 200,000 schedules of two disturbances: it takes more of them.
-const WITHOUT_CONTROL: &[Step] = &[Step::Mark, Step::TakeBack, Step::Enter];
+/// has what a contender in etcd takes back.
+const WITHOUT_CONTROL: &[Step] = &[Step::Mark, Step::TakeBack];
 
 /// Schedules in which a missing step must have shown.
 const WITHIN: u64 = 200_000;
