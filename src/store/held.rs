@@ -285,9 +285,18 @@ impl FileHeld {
         }
         // (3) Explicitly: a background child may still have the descriptor, and waiters sleep on it.
         self.wake_first();
-        // (4) What a crash leaves here is a quarantine like any other.
-        let _ = dir.unlink(&slot_name);
-        Ok(Released::Yes(None))
+        // (4) What a crash leaves here is a quarantine like any other. Somebody who asks no lock may have put
+        // a file of theirs at the path since (1): that is not ours to remove.
+        match dir.lstat(&slot_name)? {
+            Some(found) if found.identity != self.identity() => {
+                let _ = dir.rename_noreplace(&slot_name, dir, name);
+                Ok(Released::NotOurs(format!("{} was put there instead", found.kind.describe())))
+            }
+            _ => {
+                let _ = dir.unlink(&slot_name);
+                Ok(Released::Yes(None))
+            }
+        }
     }
 
     /// Without a guard nothing keeps our slot from being reclaimed while we stall before the rename; so we

@@ -221,11 +221,13 @@ pub struct Epoch {
 impl Epoch {
     /// Reads an open file; `None` if it changed while it was read.
     pub fn read(file: File) -> crate::sys::file::Outcome<Option<Seen>> {
-        let content = file.content(MAX_READ_BYTES)?;
+        let content = file.content(MAX_READ_BYTES);
         let stat = file.stat()?;
+        // Before what became of reading it: nobody promised that this can be read.
         if stat.kind != Kind::Regular {
             return Ok(Some(Seen::Foreign(stat, stat.kind.describe().into())));
         }
+        let content = content?;
         // Content first, stamp second: a record written in between shows as a size that does not fit.
         if stat.size_bytes <= MAX_READ_BYTES as u64 && content.len() as u64 != stat.size_bytes {
             return Ok(None);

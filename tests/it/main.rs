@@ -48,5 +48,6 @@ mod scripts_keeper;
 mod scripts_skip;
 mod shells;
 mod surroundings;
+mod swapped;
 mod token_endpoint;
 mod two_hosts;

@@ -55,7 +55,12 @@ fn every_step_of_the_protocol_is_missed_when_it_is_left_out() {
             continue;
         };
         let schedule = word(&found.schedule);
-        println!("without {step_name:16} {:6} schedules of {name}: {}", report.counts.schedules, found.what);
+        println!(
+            "without {step_name:16} {:6} schedules of {name}, {:.1} s: {}",
+            report.counts.schedules,
+            report.time.as_secs_f64(),
+            found.what
+        );
         assert!(
             found.what.starts_with(promise),
             "without {step_name}, {promise} was to be broken, not: {}",

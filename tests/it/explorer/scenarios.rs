@@ -135,13 +135,14 @@ fn breaking() -> Vec<Scenario> {
             .deaths(0)
             .bound(9),
         Scenario::new("force-reclaim", vec![twice(), operator(true), reclaimer()]).deaths(0).reclaims(1).bound(9),
-        // An ender stalls in the slot that its rival's next hold removes.
+        // An ender stalls in the slot that its rival removes during its next hold.
         Scenario::new(
             "force-removal",
             vec![Actor::new(&[Op::Acquire, Op::Release, Op::Acquire, Op::Reclaim]), operator(true)],
         )
         .deaths(0)
         .reclaims(1)
+        .passing_at_rest()
         .bound(9),
     ]
 }

@@ -78,6 +78,9 @@ impl World {
 
     /// Whether so much time may pass before anybody makes a call.
     fn may_pass(&self, ms: u64, scenario: &Scenario) -> bool {
+        if scenario.passes_at_rest && self.is_alive(self.current) && !self.actors[self.current].at_boundary {
+            return false;
+        }
         let is_stalled = |actor: usize| {
             let state = &self.actors[actor];
             state.life == Life::Alive && !state.at_boundary && state.stalled_ms + ms > RECLAIM_AGE_MS
