@@ -180,7 +180,8 @@ impl Attempt<'_> {
         // Where locks are shared a slot is not reclaimed under whoever acts in it, however long it stalls.
         let enters = self.place.file_system.local && !left_out(Step::Enter);
         if enters && slot.enter().map_err(|errno| self.place.io("enter its quarantine", errno))? == Try::Busy {
-            return Ok(End::Gone);
+            // Somebody removes it, or a stranger has locked it: not for us to look again at once.
+            return Ok(End::Claimed);
         }
         let outcome = self.in_the_slot(&slot, slot_name, &name);
         if !matches!(outcome, Ok(End::Done(_))) {

@@ -47,6 +47,7 @@ mod scripts_examples;
 mod scripts_keeper;
 mod scripts_skip;
 mod shells;
+mod strangers_locks;
 mod surroundings;
 mod swapped;
 mod token_endpoint;
