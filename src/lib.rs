@@ -122,7 +122,8 @@
 //!    epoch renames towards the same name and fails on it. If a slot directory is there, somebody is ending the epoch:
 //!    end it through the slot instead, with the descriptor and the guard we have.
 //! 3. Unlock the guard explicitly: a background child may still have the descriptor, and waiters sleep on it.
-//! 4. Unlink the renamed file.
+//! 4. Look at what was renamed, and unlink it if it is ours. Somebody who asks no lock may have put another file at L
+//!    since (1); that goes back, and the lock was lost.
 //!
 //! "Compare the nonce, then unlink L" would remove a successor's lock whenever the process stalls between the two.
 //!

@@ -53,7 +53,7 @@ fn a_holder_stopped_beyond_its_lease_is_told_so_when_it_goes_on() {
 }
 
 #[test]
-fn a_release_that_hangs_until_its_quarantine_was_reclaimed_takes_a_successors_lock() {
+fn a_release_that_hangs_until_its_quarantine_was_reclaimed_moves_a_successors_lock() {
     undisturbed(|| {
         let mut scene = Scene::new(Server::default());
         let mut gates = [scene.sandbox.gate(), scene.sandbox.gate()];
@@ -83,11 +83,11 @@ fn a_release_that_hangs_until_its_quarantine_was_reclaimed_takes_a_successors_lo
         assert!(!ended[0].path.exists(), "reclaimed");
 
         scene.host(On::A).open_gate();
-        late.wait().exited(0);
-        let landed = Instant::now();
-        // Within a second, the backstop of a holder, it is told.
+        // It sees what it has moved, and moves it back; but the successor may have looked just then, or a
+        // contender have come.
+        late.wait().exited(76).one_line(&["a regular file was put there instead"]);
+        gates[1].open();
         let successor = successor.wait();
-        successor.exited(76).says(&["was lost"]);
-        assert!(successor.ended < landed + Duration::from_millis(1_500), "{:?}", successor.ended - landed);
+        assert!(matches!(successor.code(), Some(0 | 76)), "{successor}");
     });
 }
