@@ -55,6 +55,8 @@ pub(super) enum Mine {
 enum Entered {
     Nobody,
     Somebody,
+    /// The epoch has ended: its file itself is there.
+    Ended,
     /// The name is occupied by something that we cannot look into.
     Unusable,
 }
@@ -115,8 +117,10 @@ impl FileHeld {
         let name = slot.file_name(&self.place.name);
         let dir = &self.place.dir;
         match dir.lstat(&name)? {
-            // Something that is no directory cannot be entered.
             Some(found) if found.kind == Kind::Directory => {}
+            // Moved here since the look at the path, for want of space.
+            Some(found) if found.identity == self.identity() => return Ok(Entered::Ended),
+            // Something that is no directory cannot be entered.
             _ => return Ok(Entered::Nobody),
         }
         match dir.remove_dir(&name) {
@@ -192,6 +196,7 @@ impl FileHeld {
         }
         Ok(match self.entered(&self.slot)? {
             Entered::Nobody => Renewal::Confirmed,
+            Entered::Ended => Renewal::Lost("it was ended meanwhile".into()),
             // The guard decides alone where every contender sees it.
             Entered::Unusable if self.guard_decides() => Renewal::Confirmed,
             Entered::Somebody | Entered::Unusable => Renewal::Contested,
@@ -207,6 +212,7 @@ impl FileHeld {
         let name = self.blank_slot.file_name(&self.place.name);
         match self.place.dir.lstat(&name)? {
             Some(found) if found.kind == Kind::Directory => {}
+            Some(found) if found.identity == self.identity() => return Ok(Sealed::Ended),
             _ => return Ok(Sealed::Yes),
         }
         if left_out(Step::Seal) {

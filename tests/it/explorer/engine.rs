@@ -20,6 +20,7 @@ use super::perform::{break_by_force, offer, run};
 use super::scenario::{Given, Op, Scenario};
 use super::search::{Choice, Counts, Search, word};
 use super::state::end_key;
+use super::turn::SET_BACK_MS;
 use super::world::{End, LOCK, Life, Order, RECLAIM_MS, Shared, World};
 
 /// How often an actor's descriptors are counted: after every so many of its runs.
@@ -333,6 +334,10 @@ fn visit(
     hook.begins(Op::Release);
     held.release(&mut || {}).map_err(|not| format!("release: the visitor could not give its lock back: {not:?}"))?;
     time_passes(shared);
+    if scenario.budget.set_backs > 0 {
+        // What was stamped before it was set back lies in the future for as long.
+        shared.clock.pass(SET_BACK_MS, true);
+    }
     reclaim::remove_aged(store.place());
     let left: Vec<_> = std::fs::read_dir(&shared.dir).into_iter().flatten().flatten().map(|e| e.file_name()).collect();
     let may_be_left = scenario.has_strangers() || scenario.overlooks_leaks;

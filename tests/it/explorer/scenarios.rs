@@ -138,7 +138,7 @@ fn breaking() -> Vec<Scenario> {
         // An ender stalls in the slot that its rival removes during its next hold.
         Scenario::new(
             "force-removal",
-            vec![Actor::new(&[Op::Acquire, Op::Release, Op::Acquire, Op::Reclaim]), operator(true)],
+            vec![Actor::new(&[Op::Acquire, Op::Release, Op::Acquire, Op::Reclaim, Op::Release]), operator(true)],
         )
         .deaths(0)
         .reclaims(1)

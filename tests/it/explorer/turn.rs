@@ -7,7 +7,7 @@ use super::state;
 use super::world::{AGE_MS, End, Life, Order, RECLAIM_AGE_MS, RECLAIM_MS, Shared, World};
 
 /// How far the wall clock is set back.
-const SET_BACK_MS: i64 = 3_600_000;
+pub(super) const SET_BACK_MS: i64 = 3_600_000;
 
 impl World {
     /// Makes choices until one of them gives an actor its turn, or the schedule is over.
