@@ -213,6 +213,7 @@ fn scarce() -> Vec<Scenario> {
         Scenario::new("no-space-no-guard", vec![contender().without_guard(), contender()])
             .ages(1)
             .fault("mkdir", ".stale-", Errno::ENOSPC)
+            .at_most(14_000)
             .bound(9),
         Scenario::new("no-space-release", vec![contender(), operator(true)])
             .fault("create", "claim-", Errno::ENOSPC)
