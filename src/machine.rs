@@ -169,6 +169,8 @@ pub struct Machine {
     next_renewal_ms: u64,
     next_look_ms: u64,
     stopped: bool,
+    /// By something that did not stop us as well.
+    stopped_alone: bool,
     lost: bool,
     warned: bool,
     status: Option<u8>,
@@ -198,6 +200,7 @@ impl Machine {
             next_renewal_ms: granted_boot_ms.saturating_add(terms.ttl_ms.map_or(u64::MAX, renew_every_ms)),
             next_look_ms: now_ms + LOOK_EVERY_MS,
             stopped: false,
+            stopped_alone: false,
             lost: false,
             warned: false,
             status: None,
@@ -272,18 +275,20 @@ impl Machine {
             Change::Killed(signal) => self.ended(of_signal(signal)),
             Change::Stopped { signal, has_terminal } => {
                 self.stopped = true;
-                match signal {
-                    _ if self.ending.is_some() => Vec::new(),
+                let with_us = match signal {
+                    _ if self.ending.is_some() => None,
                     // Stopped by the terminal's job control: so are we, and the prompt comes back.
-                    number::TSTP | number::TTIN | number::TTOU => vec![Action::StopSelf(signal)],
+                    number::TSTP | number::TTIN | number::TTOU => Some(signal),
                     // So it does for a shell that suspends itself: the keys reach nobody else.
-                    number::STOP if has_terminal => vec![Action::StopSelf(number::TSTP)],
+                    number::STOP if has_terminal => Some(number::TSTP),
                     // By anything else it was stopped alone, and its lock is kept for it.
-                    _ => Vec::new(),
-                }
+                    _ => None,
+                };
+                self.stopped_alone = with_us.is_none();
+                with_us.map(Action::StopSelf).into_iter().collect()
             }
             Change::Continued => {
-                self.stopped = false;
+                (self.stopped, self.stopped_alone) = (false, false);
                 Vec::new()
             }
         }
@@ -309,13 +314,14 @@ impl Machine {
                     actions.push(self.begin_renewal(now_ms));
                 }
                 if self.stopped {
-                    self.stopped = false;
+                    (self.stopped, self.stopped_alone) = (false, false);
                     actions.push(Action::Forward(number::CONT));
                 }
                 actions
             }
             // Stopped it is, but not we: who types this wants the prompt back.
-            number::TSTP if received.by_kernel && self.stopped && self.ending.is_none() => {
+            number::TSTP if received.by_kernel && self.stopped_alone && self.ending.is_none() => {
+                self.stopped_alone = false;
                 vec![Action::StopSelf(number::TSTP)]
             }
             // The terminal has sent these to the whole group already.

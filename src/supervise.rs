@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::ffi::OsStr;
 
-use crate::machine::{Action, Change, Event, Machine, Outcome};
+use crate::machine::{Action, Change, Event, Machine, Outcome, number};
 use crate::store::{Held, News};
 use crate::sys::clock::boot_ms;
 use crate::sys::job::{self, Foreground};
@@ -48,16 +48,16 @@ pub fn supervise(
         // the only word of a child that ended in between.
         while let Ok(Some(mut received)) = signals.next() {
             received.by_kernel = received.by_kernel && job::is_in_our_group(command_pid);
-            supervisor.handle(Event::Signal(received));
-        }
-        while let Some((pid, change)) = next_change() {
-            // Any other was an orphan of COMMAND's, which we are the subreaper of: reaped, and no more.
-            if pid == command_pid {
-                supervisor.handle(Event::Command(change));
-            }
-            if let Some(outcome) = supervisor.finished {
+            // Whether COMMAND was stopped before that makes a difference.
+            if received.signal == number::TSTP
+                && let Some(outcome) = supervisor.look_at_children()
+            {
                 return outcome;
             }
+            supervisor.handle(Event::Signal(received));
+        }
+        if let Some(outcome) = supervisor.look_at_children() {
+            return outcome;
         }
         while let Some(news) = supervisor.held.as_mut().and_then(|held| held.news()) {
             supervisor.handle(match news {
@@ -106,6 +106,20 @@ struct Supervisor<'a> {
 }
 
 impl Supervisor<'_> {
+    /// Takes notice of all that became of our children; the outcome, if that is the end.
+    fn look_at_children(&mut self) -> Option<Outcome> {
+        while let Some((pid, change)) = next_change() {
+            // Any other was an orphan of COMMAND's, which we are the subreaper of: reaped, and no more.
+            if pid == self.command_pid {
+                self.handle(Event::Command(change));
+            }
+            if self.finished.is_some() {
+                break;
+            }
+        }
+        self.finished
+    }
+
     fn handle(&mut self, event: Event) {
         let mut events = vec![event];
         while let Some(event) = events.pop() {

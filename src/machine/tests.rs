@@ -56,6 +56,7 @@ fn a_hang_up_of_the_terminal_is_handed_on_by_the_sessions_leader() {
 fn a_command_stopped_from_the_terminal_stops_us_and_continuing_renews_first() {
     let mut machine = machine(|_| {});
     assert_eq!(machine.step(stopped(number::TSTP, false), 1), [Action::StopSelf(number::TSTP)]);
+    assert_eq!(machine.step(signal(number::TSTP, true), 2), [], "of this very stop");
     assert_eq!(machine.step(signal(number::CONT, false), 9), [Action::Renew, Action::Forward(number::CONT)]);
 }
 
