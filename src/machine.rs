@@ -33,7 +33,7 @@ impl Change {
         match self {
             Change::Exited(status) => Some(status),
             Change::Killed(signal) => Some(of_signal(signal)),
-            Change::Stopped(_) | Change::Continued => None,
+            Change::Stopped { .. } | Change::Continued => None,
         }
     }
 }
