@@ -150,7 +150,7 @@ const OPERATIONS: &[Operation] = &[
         perform: |dir, on_entry| match store(dir, on_entry)?.attempt(&offer()) {
             Ok(Attempt::Granted(mut held)) => {
                 let _ = (held.renew(), held.look());
-                held.release().map(drop).map_err(|not| format!("{not:?}"))
+                held.release(&mut || {}).map(drop).map_err(|not| format!("{not:?}"))
             }
             other => other.map(drop).map_err(|fault| fault.to_string()),
         },
