@@ -87,7 +87,8 @@
 //! 4. L is still that inode, its blank slot is gone or *sealed*, its slot does not exist, and less than a third of the
 //!    ttl has passed since (1), asked after the looks: now it is held. Otherwise renew first, and start over if that is
 //!    not confirmed. Without this step a maker that slept between (1) and (3) would believe in a lock that was evicted
-//!    as a blank one meanwhile.
+//!    as a blank one meanwhile. A maker without a guard takes it for these looks, on a local file system: an epoch that
+//!    is ended for want of space, under the guard alone, has no slot in which that would be seen.
 //!
 //! **The seal.** An epoch whose maker stalls has two slots in its life: while it is blank one is named by inode and time
 //! stamp, afterwards one is named by the nonce. Two enders could each win one of them, and the slower one's rename would
@@ -128,7 +129,8 @@
 //!    epoch renames towards the same name and fails on it. If a slot directory is there, somebody is ending the epoch:
 //!    end it through the slot instead, with the descriptor and the guard we have.
 //! 3. Unlock the guard explicitly: a background child may still have the descriptor, and waiters sleep on it.
-//! 4. Unlink the renamed file.
+//! 4. Look at what was renamed, and unlink it if it is ours. Somebody who asks no lock may have put another file at L
+//!    since (1); that goes back, and the lock was lost.
 //!
 //! "Compare the nonce, then unlink L" would remove a successor's lock whenever the process stalls between the two.
 //!

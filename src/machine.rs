@@ -18,7 +18,12 @@ pub enum Change {
     /// A signal ended it.
     Killed(i32),
     /// A signal stopped it.
-    Stopped(i32),
+    Stopped {
+        /// Which one.
+        signal: i32,
+        /// It has a process group of its own, and that has the terminal.
+        has_terminal: bool,
+    },
     /// It goes on.
     Continued,
 }
@@ -29,7 +34,7 @@ impl Change {
         match self {
             Change::Exited(status) => Some(status),
             Change::Killed(signal) => Some(of_signal(signal)),
-            Change::Stopped(_) | Change::Continued => None,
+            Change::Stopped { .. } | Change::Continued => None,
         }
     }
 }
@@ -39,7 +44,7 @@ impl Change {
 pub struct Received {
     /// Its number.
     pub signal: i32,
-    /// Sent by the kernel (the terminal): the whole foreground process group has it already.
+    /// Sent by the kernel (the terminal) to the whole process group, and COMMAND is in it.
     pub by_kernel: bool,
     /// Sent by this process itself: a SIGPIPE of its own making.
     pub by_self: bool,
@@ -78,6 +83,8 @@ pub mod number {
     pub const CHLD: i32 = 17;
     /// Go on.
     pub const CONT: i32 = 18;
+    /// Stops whatever it is sent to.
+    pub const STOP: i32 = 19;
     /// Ctrl-Z.
     pub const TSTP: i32 = 20;
     /// Read from the background.
@@ -167,6 +174,8 @@ pub struct Machine {
     next_renewal_ms: u64,
     next_look_ms: u64,
     stopped: bool,
+    /// By something that did not stop us as well.
+    stopped_alone: bool,
     lost: bool,
     warned: bool,
     status: Option<u8>,
@@ -196,6 +205,7 @@ impl Machine {
             next_renewal_ms: granted_boot_ms.saturating_add(terms.ttl_ms.map_or(u64::MAX, renew_every_ms)),
             next_look_ms: now_ms + LOOK_EVERY_MS,
             stopped: false,
+            stopped_alone: false,
             lost: false,
             warned: false,
             status: None,
@@ -268,18 +278,22 @@ impl Machine {
         match change {
             Change::Exited(status) => self.ended(status, Some(status), None, now_ms),
             Change::Killed(signal) => self.ended(of_signal(signal), None, Some(signal), now_ms),
-            Change::Stopped(signal) => {
+            Change::Stopped { signal, has_terminal } => {
                 self.stopped = true;
-                // Stopped by the terminal's job control: so are we, and the prompt comes back. By
-                // anything else it was stopped alone, and its lock is kept for it.
-                if matches!(signal, number::TSTP | number::TTIN | number::TTOU) && self.ending.is_none() {
-                    vec![Action::StopSelf(signal)]
-                } else {
-                    Vec::new()
-                }
+                let with_us = match signal {
+                    _ if self.ending.is_some() => None,
+                    // Stopped by the terminal's job control: so are we, and the prompt comes back.
+                    number::TSTP | number::TTIN | number::TTOU => Some(signal),
+                    // So it does for a shell that suspends itself: the keys reach nobody else.
+                    number::STOP if has_terminal => Some(number::TSTP),
+                    // By anything else it was stopped alone, and its lock is kept for it.
+                    _ => None,
+                };
+                self.stopped_alone = with_us.is_none();
+                with_us.map(Action::StopSelf).into_iter().collect()
             }
             Change::Continued => {
-                self.stopped = false;
+                (self.stopped, self.stopped_alone) = (false, false);
                 Vec::new()
             }
         }
@@ -307,10 +321,15 @@ impl Machine {
                     actions.push(self.begin_renewal(now_ms));
                 }
                 if self.stopped {
-                    self.stopped = false;
+                    (self.stopped, self.stopped_alone) = (false, false);
                     actions.push(Action::Forward(number::CONT));
                 }
                 actions
+            }
+            // Stopped it is, but not we: who types this wants the prompt back.
+            number::TSTP if received.by_kernel && self.stopped_alone && self.ending.is_none() => {
+                self.stopped_alone = false;
+                vec![Action::StopSelf(number::TSTP)]
             }
             // The terminal has sent these to the whole group already.
             number::INT | number::QUIT | number::TSTP | number::TTIN | number::TTOU | number::WINCH

@@ -3,10 +3,11 @@
 use std::collections::HashSet;
 use std::ffi::OsStr;
 
-use crate::machine::{Action, Change, Event, Machine, Outcome};
+use crate::machine::{Action, Change, Event, Machine, Outcome, number};
 use crate::report::log::Event as Told;
 use crate::store::{Held, News};
 use crate::sys::clock::boot_ms;
+use crate::sys::job::{self, Foreground};
 use crate::sys::output::complain;
 use crate::sys::process::{self, Zombie, descendants, next_change};
 use crate::sys::signal::{Signals, stop_self};
@@ -25,8 +26,17 @@ pub fn supervise(
     held: Option<&mut Box<dyn Held>>,
     tell: &dyn Fn(Told),
 ) -> Outcome {
-    let mut supervisor =
-        Supervisor { command_pid, started: None, machine, lock, held, tell, named: HashSet::new(), finished: None };
+    let mut supervisor = Supervisor {
+        command_pid,
+        started: None,
+        machine,
+        lock,
+        held,
+        tell,
+        named: HashSet::new(),
+        foreground: None,
+        finished: None,
+    };
     let mut waiter = Waiter::new();
     loop {
         // The common end first, and no more than it: others wait for the lock.
@@ -39,17 +49,18 @@ pub fn supervise(
         }
         // Signals before children: a SIGCHLD that is read after the last look at the children would be
         // the only word of a child that ended in between.
-        while let Ok(Some(received)) = signals.next() {
-            supervisor.handle(Event::Signal(received));
-        }
-        while let Some((pid, change)) = next_change() {
-            // Any other was an orphan of COMMAND's, which we are the subreaper of: reaped, and no more.
-            if pid == command_pid {
-                supervisor.handle(Event::Command(change));
-            }
-            if let Some(outcome) = supervisor.finished {
+        while let Ok(Some(mut received)) = signals.next() {
+            received.by_kernel = received.by_kernel && job::is_in_our_group(command_pid);
+            // Whether COMMAND was stopped before that makes a difference.
+            if received.signal == number::TSTP
+                && let Some(outcome) = supervisor.look_at_children()
+            {
                 return outcome;
             }
+            supervisor.handle(Event::Signal(received));
+        }
+        if let Some(outcome) = supervisor.look_at_children() {
+            return outcome;
         }
         while let Some(news) = supervisor.held.as_mut().and_then(|held| held.news()) {
             supervisor.handle(match news {
@@ -93,10 +104,26 @@ struct Supervisor<'a> {
     tell: &'a dyn Fn(Told),
     /// Processes that we may not signal, and have said so.
     named: HashSet<i32>,
+    /// COMMAND's own process group, if that had the terminal when it was stopped.
+    foreground: Option<Foreground>,
     finished: Option<Outcome>,
 }
 
 impl Supervisor<'_> {
+    /// Takes notice of all that became of our children; the outcome, if that is the end.
+    fn look_at_children(&mut self) -> Option<Outcome> {
+        while let Some((pid, change)) = next_change() {
+            // Any other was an orphan of COMMAND's, which we are the subreaper of: reaped, and no more.
+            if pid == self.command_pid {
+                self.handle(Event::Command(change));
+            }
+            if self.finished.is_some() {
+                break;
+            }
+        }
+        self.finished
+    }
+
     fn handle(&mut self, event: Event) {
         let mut events = vec![event];
         while let Some(event) = events.pop() {
@@ -114,10 +141,25 @@ impl Supervisor<'_> {
                 let _ = process::send(self.command_pid, signal);
             }
             Action::SignalTree(signal) => events.push(Event::TreeLeft(self.signal_tree(signal))),
-            Action::StopSelf(signal) => stop_self(signal),
+            Action::StopSelf(signal) => self.stop(signal),
             Action::Say(line) => complain(&format!("{}: {line}", Shown::os(self.lock))),
             Action::Tell(event) => (self.tell)(event),
             Action::Finish => self.finished = self.machine.outcome(),
+        }
+    }
+
+    /// Until somebody continues us.
+    fn stop(&mut self, signal: i32) {
+        self.foreground = match Foreground::of(self.command_pid) {
+            // It has given the terminal back to us.
+            None if job::has_terminal() => None,
+            // In the background it still expects that `fg` gives it the terminal.
+            found => found.or(self.foreground),
+        };
+        stop_self(signal);
+        // Before COMMAND is continued: it would be stopped at once for using the terminal.
+        if let Some(foreground) = self.foreground {
+            foreground.restore();
         }
     }
 

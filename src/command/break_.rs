@@ -174,7 +174,9 @@ impl Job<'_> {
                 End::Claimed if is_time_left => sleeper.sleep(50),
                 End::Gone if self.is_still(judged)? => return self.refuse("other processes are at it as well"),
                 End::Gone => return self.refuse("the epoch that was looked at has ended"),
-                End::Claimed => return self.refuse(""),
+                // Who has claimed it is told anyway; one without a claim may be no ender at all.
+                End::Claimed if self.passed_over_in_ms(judged).is_some() => return self.refuse(""),
+                End::Claimed => return self.refuse("another process is ending it, or has its quarantine locked"),
                 End::Vetoed => return self.refuse("a process has its guard"),
                 End::NotStale { remaining_ms } => {
                     let left = duration(remaining_ms);

@@ -31,6 +31,10 @@ fn signal(signal: i32, by_kernel: bool) -> Event {
     Event::Signal(Received { signal, by_kernel, by_self: false })
 }
 
+fn stopped(signal: i32, has_terminal: bool) -> Event {
+    Event::Command(Change::Stopped { signal, has_terminal })
+}
+
 #[test]
 fn the_commands_own_status_passes_through() {
     for (change, code) in [(Change::Exited(0), 0), (Change::Exited(255), 255), (Change::Killed(9), 137)] {
@@ -62,9 +66,19 @@ fn a_hang_up_of_the_terminal_is_handed_on_by_the_sessions_leader() {
 #[test]
 fn a_command_stopped_from_the_terminal_stops_us_and_continuing_renews_first() {
     let mut machine = machine(|_| {});
-    assert_eq!(deeds(&mut machine, Event::Command(Change::Stopped(number::TSTP)), 1), [Action::StopSelf(number::TSTP)]);
+    assert_eq!(deeds(&mut machine, stopped(number::TSTP, false), 1), [Action::StopSelf(number::TSTP)]);
+    assert_eq!(deeds(&mut machine, signal(number::TSTP, true), 2), [], "of this very stop");
     assert_eq!(deeds(&mut machine, signal(number::CONT, false), 9), [Action::Renew, Action::Forward(number::CONT)]);
-    assert_eq!(deeds(&mut machine, Event::Command(Change::Stopped(19)), 10), [], "SIGSTOP was meant for it alone");
+}
+
+#[test]
+fn a_command_stopped_alone_keeps_its_lock_until_the_terminal_or_its_own_shell_stops_all() {
+    let mut machine = machine(|_| {});
+    assert_eq!(deeds(&mut machine, stopped(number::STOP, false), 1), [], "it was meant for it alone");
+    assert_eq!(deeds(&mut machine, signal(number::TSTP, true), 2), [Action::StopSelf(number::TSTP)]);
+    assert_eq!(deeds(&mut machine, signal(number::CONT, false), 9), [Action::Renew, Action::Forward(number::CONT)]);
+    assert_eq!(deeds(&mut machine, signal(number::TSTP, true), 10), [], "it stops first");
+    assert_eq!(deeds(&mut machine, stopped(number::STOP, true), 11), [Action::StopSelf(number::TSTP)]);
 }
 
 #[test]

@@ -204,7 +204,8 @@ impl Attempt<'_> {
         // Where locks are shared a slot is not reclaimed under whoever acts in it, however long it stalls.
         if self.place.file_system.local && !left_out(Step::Enter) {
             match slot.enter() {
-                Ok(Try::Busy) => return Err(Ok(End::Gone)),
+                // Somebody removes it, or a stranger has locked it: not for us to look again at once.
+                Ok(Try::Busy) => return Err(Ok(End::Claimed)),
                 Ok(_) => {}
                 Err(errno) => return Err(Err(self.place.fault("enter its quarantine", errno))),
             }

@@ -401,13 +401,7 @@ impl FileHeld {
         let mut late = self.is_late_since(self.granted_boot_ms);
         loop {
             let began_boot_ms = boot_ms();
-            let now = if left_out(Step::GrantCheck) {
-                Ok(Renewal::Confirmed)
-            } else if late {
-                self.try_renew()
-            } else {
-                self.is_at_path_and_alone()
-            };
+            let now = if left_out(Step::GrantCheck) { Ok(Renewal::Confirmed) } else { self.last_look(late) };
             match now {
                 // Looked at, and then stalled: by now it may have been judged stale.
                 Ok(Renewal::Confirmed) if !late && self.is_late_since(self.granted_boot_ms) => late = true,
@@ -434,6 +428,21 @@ impl FileHeld {
                 }
             }
         }
+    }
+
+    /// A look, or where that comes late a renewal. Without a guard of its own the epoch may be ended under the
+    /// guard alone, where there is no space for a slot in which that would be seen; so it is taken for the look,
+    /// where others see it.
+    fn last_look(&self, late: bool) -> crate::sys::file::Outcome<Renewal> {
+        let takes_guard = !self.guarded && self.place.file_system.local && !left_out(Step::ReleaseGuard);
+        if takes_guard && self.file.try_guard()? == Try::Busy {
+            return Ok(Renewal::Contested);
+        }
+        let found = if late { self.try_renew() } else { self.is_at_path_and_alone() };
+        if takes_guard {
+            let _ = self.file.unguard();
+        }
+        found
     }
 
     fn is_at_path_and_alone(&self) -> crate::sys::file::Outcome<Renewal> {

@@ -56,6 +56,8 @@ pub(super) enum Mine {
 enum Entered {
     Nobody,
     Somebody,
+    /// The epoch has ended: its file itself is there.
+    Ended,
     /// The name is occupied by something that we cannot look into.
     Unusable,
 }
@@ -116,8 +118,10 @@ impl FileHeld {
         let name = slot.file_name(&self.place.name);
         let dir = &self.place.dir;
         match dir.lstat(&name)? {
-            // Something that is no directory cannot be entered.
             Some(found) if found.kind == Kind::Directory => {}
+            // Moved here since the look at the path, for want of space.
+            Some(found) if found.identity == self.identity() => return Ok(Entered::Ended),
+            // Something that is no directory cannot be entered.
             _ => return Ok(Entered::Nobody),
         }
         match dir.remove_dir(&name) {
@@ -209,6 +213,7 @@ impl FileHeld {
         }
         Ok(match self.entered(&self.slot)? {
             Entered::Nobody => Renewal::Confirmed,
+            Entered::Ended => Renewal::Lost("it was ended meanwhile".into()),
             // The guard decides alone where every contender sees it.
             Entered::Unusable if self.guard_decides() => Renewal::Confirmed,
             Entered::Somebody | Entered::Unusable => Renewal::Contested,
@@ -224,6 +229,7 @@ impl FileHeld {
         let name = self.blank_slot.file_name(&self.place.name);
         match self.place.dir.lstat(&name)? {
             Some(found) if found.kind == Kind::Directory => {}
+            Some(found) if found.identity == self.identity() => return Ok(Sealed::Ended),
             _ => return Ok(Sealed::Yes),
         }
         if left_out(Step::Seal) {
@@ -302,9 +308,18 @@ impl FileHeld {
         }
         // (3) Explicitly: a background child may still have the descriptor, and waiters sleep on it.
         self.wake_first();
-        // (4) What a crash leaves here is a quarantine like any other.
-        let _ = dir.unlink(&slot_name);
-        Ok(Released::Yes(None))
+        // (4) What a crash leaves here is a quarantine like any other. Somebody who asks no lock may have put
+        // a file of theirs at the path since (1): that is not ours to remove.
+        match dir.lstat(&slot_name)? {
+            Some(found) if found.identity != self.identity() => {
+                let _ = dir.rename_noreplace(&slot_name, dir, name);
+                Ok(Released::NotOurs(format!("{} was put there instead", found.kind.describe())))
+            }
+            _ => {
+                let _ = dir.unlink(&slot_name);
+                Ok(Released::Yes(None))
+            }
+        }
     }
 
     /// Without a guard nothing keeps our slot from being reclaimed while we stall before the rename; so we

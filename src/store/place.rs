@@ -246,15 +246,21 @@ impl Epoch {
     /// Reads an open file; `None` if it changed while it was read, or was removed: of that a file server
     /// says that the handle is stale.
     pub fn read(file: File) -> crate::sys::file::Outcome<Option<Seen>> {
-        let read = file.content(MAX_READ_BYTES).and_then(|content| Ok((content, file.stat()?)));
-        let (content, stat) = match read {
-            Ok(read) => read,
+        let content = file.content(MAX_READ_BYTES);
+        let stat = match file.stat() {
+            Ok(stat) => stat,
             Err(Errno::ESTALE) => return Ok(None),
             Err(errno) => return Err(errno),
         };
+        // Before what became of reading it: nobody promised that this can be read.
         if stat.kind != Kind::Regular {
             return Ok(Some(Seen::Foreign(stat, stat.kind.describe().into())));
         }
+        let content = match content {
+            Ok(content) => content,
+            Err(Errno::ESTALE) => return Ok(None),
+            Err(errno) => return Err(errno),
+        };
         // Content first, stamp second: a record written in between shows as a size that does not fit.
         if stat.size_bytes <= MAX_READ_BYTES as u64 && content.len() as u64 != stat.size_bytes {
             return Ok(None);

@@ -39,7 +39,7 @@ pub enum Step {
     Seal,
     /// The shared lock on a slot that an ender has entered.
     Enter,
-    /// The guard that a holder without one takes for its release.
+    /// The guard that a holder without one takes for its last look before the grant and for its release.
     ReleaseGuard,
     /// Exclusive creation of a reserved number's marker.
     Mark,

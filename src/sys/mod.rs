@@ -10,6 +10,7 @@ pub mod file;
 pub mod guard;
 pub mod handover;
 pub mod hook;
+pub mod job;
 pub mod keeper;
 pub mod log;
 pub mod lookout;

@@ -154,7 +154,10 @@ pub fn next_change() -> Option<(i32, Change)> {
                 Change::Exited(u8::try_from(libc::WEXITSTATUS(status)).unwrap_or(u8::MAX))
             }
             Ok(_) if libc::WIFSIGNALED(status) => Change::Killed(libc::WTERMSIG(status)),
-            Ok(_) if libc::WIFSTOPPED(status) => Change::Stopped(libc::WSTOPSIG(status)),
+            Ok(_) if libc::WIFSTOPPED(status) => Change::Stopped {
+                signal: libc::WSTOPSIG(status),
+                has_terminal: super::job::Foreground::of(pid).is_some(),
+            },
             Ok(_) => Change::Continued,
         };
         return Some((pid, change));

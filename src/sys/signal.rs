@@ -156,4 +156,5 @@ const _: () = {
     assert!(number::KILL == libc::SIGKILL && number::PIPE == libc::SIGPIPE && number::TERM == libc::SIGTERM);
     assert!(number::CHLD == libc::SIGCHLD && number::CONT == libc::SIGCONT && number::TSTP == libc::SIGTSTP);
     assert!(number::TTIN == libc::SIGTTIN && number::TTOU == libc::SIGTTOU && number::WINCH == libc::SIGWINCH);
+    assert!(number::STOP == libc::SIGSTOP);
 };

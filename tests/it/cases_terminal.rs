@@ -6,9 +6,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use crate::harness::{
-    Gate, Run, Running, Sandbox, Terminal, calls, children, eventually, inode, mtime, process, with_record,
-};
+use crate::harness::{Gate, Sandbox, Shell, Terminal, calls, eventually, inode, mtime, process, with_record};
 
 const CTRL_C: &str = "\x03";
 const CTRL_D: &str = "\x04";
@@ -95,47 +93,6 @@ fn c32_ctrl_c_ends_a_wrapper_that_waits_for_the_lock() {
     holder.wait().exited(0);
 }
 
-/// An interactive shell with job control in a terminal of its own.
-struct Shell {
-    terminal: Terminal,
-    running: Running,
-}
-
-const PROMPT: &str = "ready> ";
-
-impl Shell {
-    fn start(run: Run<'_>) -> Shell {
-        let (mut terminal, running) = Terminal::start(run.env("PS1", PROMPT).env("TERM", "dumb").env("ENV", ""));
-        terminal.expect(PROMPT);
-        Shell { terminal, running }
-    }
-
-    fn bash(sandbox: &Sandbox) -> Shell {
-        Self::start(sandbox.program("bash").args(["--norc", "--noprofile", "-i"]))
-    }
-
-    fn dash(sandbox: &Sandbox) -> Shell {
-        Self::start(sandbox.program("dash").args(["-i", "-m"]))
-    }
-
-    fn types_line(&mut self, line: &str) {
-        self.terminal.types(&format!("{line}\n"));
-    }
-
-    /// The wrapper: the shell's child.
-    fn job(&self) -> i32 {
-        eventually("the job runs", || {
-            let found = children(self.running.pid());
-            found.iter().find(|process| process.name == "withlock").map(|process| process.pid).ok_or(found)
-        })
-    }
-
-    fn leave(mut self) {
-        self.types_line("exit 0");
-        self.running.wait();
-    }
-}
-
 fn stops_and_goes_on(sandbox: &Sandbox, mut shell: Shell) {
     let mut gate = sandbox.gate();
     fs::write(sandbox.path("job.sh"), gate.script()).expect("a script");
@@ -146,7 +103,7 @@ fn stops_and_goes_on(sandbox: &Sandbox, mut shell: Shell) {
     for _ in 0..2 {
         shell.terminal.types(CTRL_Z);
         // The prompt comes back: the shell was told that the job has stopped.
-        shell.terminal.expect(PROMPT);
+        shell.prompts();
         wait_for_state(wrapper, 'T');
         wait_for_state(command, 'T');
         eventually("the lease has run out", || match mtime(&sandbox.lock()).elapsed() {
@@ -163,7 +120,7 @@ fn stops_and_goes_on(sandbox: &Sandbox, mut shell: Shell) {
         assert_eq!((inode(&sandbox.lock()), with_record(&sandbox.lock())), held);
     }
     gate.open();
-    shell.terminal.expect(PROMPT);
+    shell.prompts();
     shell.types_line("echo status=$?");
     shell.terminal.expect("status=0");
     assert!(!sandbox.lock().exists());
@@ -195,14 +152,14 @@ fn ctrl_z_stops_a_wrapper_that_waits_for_the_lock_and_fg_lets_it_wait_on() {
     let waiter = shell.job();
     eventually("it is asleep", || crate::harness::asleep_in_flock(waiter));
     shell.terminal.types(CTRL_Z);
-    shell.terminal.expect(PROMPT);
+    shell.prompts();
     wait_for_state(waiter, 'T');
     shell.types_line("fg");
     eventually("it is asleep again", || crate::harness::asleep_in_flock(waiter));
     gate.open();
     holder.wait().exited(0);
     shell.terminal.expect("got 42");
-    shell.terminal.expect(PROMPT);
+    shell.prompts();
     shell.leave();
 }
 
@@ -211,7 +168,7 @@ fn a_background_job_that_reads_the_terminal_is_stopped_and_reads_it_in_the_foreg
     let sandbox = Sandbox::new();
     let mut shell = Shell::bash(&sandbox);
     shell.types_line("\"$WL\" \"$L\" -- cat &");
-    shell.terminal.expect(PROMPT);
+    shell.prompts();
     let wrapper = shell.job();
     wait_for_state(wrapper, 'T');
     shell.types_line("fg");
@@ -225,7 +182,7 @@ fn a_background_job_that_reads_the_terminal_is_stopped_and_reads_it_in_the_foreg
     shell.terminal.expect("to the cat");
     shell.terminal.expect("to the cat");
     shell.terminal.types(CTRL_D);
-    shell.terminal.expect(PROMPT);
+    shell.prompts();
     assert!(!sandbox.lock().exists());
     shell.leave();
 }
@@ -239,9 +196,9 @@ fn a_stopped_job_that_is_continued_in_the_background_ends_there_and_releases() {
     shell.types_line("\"$WL\" \"$L\" -- sh job.sh");
     gate.wait_inside();
     shell.terminal.types(CTRL_Z);
-    shell.terminal.expect(PROMPT);
+    shell.prompts();
     shell.types_line("bg");
-    shell.terminal.expect(PROMPT);
+    shell.prompts();
     gate.open();
     eventually("it has released", || if sandbox.lock().exists() { Err(sandbox.names()) } else { Ok(()) });
     shell.leave();

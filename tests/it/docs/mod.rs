@@ -9,6 +9,7 @@ mod completions;
 mod examples;
 mod json;
 mod manual;
+mod proofs;
 mod readme;
 mod release;
 mod rules;

@@ -27,7 +27,7 @@ fn files() -> Vec<(String, Vec<u8>)> {
 }
 
 /// The Rust sources under `dir`: path, text.
-fn sources(dir: &str) -> Vec<(String, String)> {
+pub(super) fn sources(dir: &str) -> Vec<(String, String)> {
     let rust = |name: &str| name.starts_with(dir) && name.ends_with(".rs");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
     files().into_iter().filter(|(name, _)| rust(name)).map(|(name, bytes)| (name, text(bytes))).collect()

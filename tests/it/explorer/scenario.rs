@@ -122,8 +122,12 @@ pub(super) struct Scenario {
     pub(super) timed: bool,
     /// The boot clocks move with the wall clock: time passes, rather than a clock being set.
     pub(super) moves_boot: bool,
+    /// Time passes only between two operations of whoever acts.
+    pub(super) passes_at_rest: bool,
     pub(super) faults: Vec<Fault>,
     pub(super) leave_out: Vec<Step>,
+    /// What is left behind is not looked at: another promise is to be seen broken.
+    pub(super) overlooks_leaks: bool,
 }
 
 impl Scenario {
@@ -138,8 +142,10 @@ impl Scenario {
             at_most: SCHEDULES,
             timed: false,
             moves_boot: false,
+            passes_at_rest: false,
             faults: Vec::new(),
             leave_out: Vec::new(),
+            overlooks_leaks: false,
         }
     }
 
@@ -190,13 +196,18 @@ impl Scenario {
         Scenario { timed: true, moves_boot: true, ..self }
     }
 
+    /// Fewer moments at which time passes: what takes several disturbances is found sooner.
+    pub(super) fn passing_at_rest(self) -> Self {
+        Scenario { passes_at_rest: true, ..self }
+    }
+
     pub(super) fn fault(mut self, call: &'static str, name_has: &'static str, errno: Errno) -> Self {
         self.faults.push(Fault { call, name_has, errno });
         self
     }
 
     pub(super) fn without(self, step: Step) -> Self {
-        Scenario { leave_out: vec![step], ..self }
+        Scenario { leave_out: vec![step], overlooks_leaks: true, ..self }
     }
 
     pub(super) fn is_one_host(&self) -> bool {

@@ -135,6 +135,15 @@ fn breaking() -> Vec<Scenario> {
             .deaths(0)
             .bound(9),
         Scenario::new("force-reclaim", vec![twice(), operator(true), reclaimer()]).deaths(0).reclaims(1).bound(9),
+        // An ender stalls in the slot that its rival removes during its next hold.
+        Scenario::new(
+            "force-removal",
+            vec![Actor::new(&[Op::Acquire, Op::Release, Op::Acquire, Op::Reclaim, Op::Release]), operator(true)],
+        )
+        .deaths(0)
+        .reclaims(1)
+        .passing_at_rest()
+        .bound(9),
     ]
 }
 
@@ -204,6 +213,7 @@ fn scarce() -> Vec<Scenario> {
         Scenario::new("no-space-no-guard", vec![contender().without_guard(), contender()])
             .ages(1)
             .fault("mkdir", ".stale-", Errno::ENOSPC)
+            .at_most(14_000)
             .bound(9),
         Scenario::new("no-space-release", vec![contender(), operator(true)])
             .fault("create", "claim-", Errno::ENOSPC)

@@ -7,7 +7,7 @@ use super::state;
 use super::world::{AGE_MS, End, Life, Order, RECLAIM_AGE_MS, RECLAIM_MS, Shared, World};
 
 /// How far the wall clock is set back.
-const SET_BACK_MS: i64 = 3_600_000;
+pub(super) const SET_BACK_MS: i64 = 3_600_000;
 
 impl World {
     /// Makes choices until one of them gives an actor its turn, or the schedule is over.
@@ -78,6 +78,9 @@ impl World {
 
     /// Whether so much time may pass before anybody makes a call.
     fn may_pass(&self, ms: u64, scenario: &Scenario) -> bool {
+        if scenario.passes_at_rest && self.is_alive(self.current) && !self.actors[self.current].at_boundary {
+            return false;
+        }
         let is_stalled = |actor: usize| {
             let state = &self.actors[actor];
             state.life == Life::Alive && !state.at_boundary && state.stalled_ms + ms > RECLAIM_AGE_MS

@@ -13,6 +13,7 @@ mod process;
 mod pty;
 mod run;
 mod sandbox;
+mod shell;
 mod shipped;
 mod strace;
 
@@ -30,5 +31,6 @@ pub(crate) use process::{
 pub(crate) use pty::Terminal;
 pub(crate) use run::{Finished, Run, Running};
 pub(crate) use sandbox::{MARK, Sandbox};
+pub(crate) use shell::Shell;
 pub(crate) use shipped::shipped;
 pub(crate) use strace::{Call, calls};

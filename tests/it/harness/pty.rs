@@ -57,6 +57,19 @@ impl Terminal {
         }
     }
 
+    /// Waits until as much is shown after what was waited for before, and this must be it.
+    #[track_caller]
+    pub(crate) fn expect_next(&mut self, text: &str) {
+        let until = Instant::now() + DEADLINE;
+        while self.shown.len() - self.looked_up_to < text.len() {
+            assert!(Instant::now() < until, "the terminal did not show {text:?}");
+            self.read(Duration::from_millis(100));
+        }
+        let next = &self.shown[self.looked_up_to..][..text.len()];
+        assert_eq!(String::from_utf8_lossy(next), text);
+        self.looked_up_to += text.len();
+    }
+
     /// Reads what comes in `patience`.
     pub(crate) fn read(&mut self, patience: Duration) {
         let Some(master) = &mut self.master else { return };

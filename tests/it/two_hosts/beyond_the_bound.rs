@@ -53,7 +53,7 @@ fn a_holder_stopped_beyond_its_lease_is_told_so_when_it_goes_on() {
 }
 
 #[test]
-fn a_release_that_hangs_until_its_quarantine_was_reclaimed_takes_a_successors_lock() {
+fn a_release_that_hangs_until_its_quarantine_was_reclaimed_moves_a_successors_lock() {
     undisturbed(|| {
         let mut scene = Scene::new(Server::default());
         let mut gates = [scene.sandbox.gate(), scene.sandbox.gate()];
