@@ -352,6 +352,10 @@ impl<'a> Job<'a> {
     /// hide ours. The command is reaped only once the lock is free: that takes the kernel as long as the
     /// release.
     fn release(&self, held: Box<dyn Held>, code: u8, mut zombie: Option<Zombie>) -> u8 {
+        if held.locks().len() > 1 {
+            // To take them apart may itself take its time.
+            drop(zombie.take());
+        }
         held.apart().into_iter().fold(code, |code, part| self.release_one(part, code, &mut zombie))
     }
 

@@ -5,6 +5,7 @@
 //! Nobody waits for a renewal or a look: what they found comes as news. A release is waited for, but not
 //! for ever: what it would give back expires.
 
+use std::ffi::{OsStr, OsString};
 use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -15,13 +16,13 @@ use crate::machine::Renewal;
 use crate::record::Nonce;
 use crate::sys::clock::boot_ms;
 
-use super::held::{FileHeld, RELEASE_PATIENCE_MS};
+use super::held::RELEASE_PATIENCE_MS;
 use super::{Fault, Held, News, NotReleased, Part};
 
 /// How long a release is waited for, in milliseconds: for its own tries, and for the answer to the last.
 const RELEASE_AT_MOST_MS: u64 = RELEASE_PATIENCE_MS + 1_000;
 
-/// A lock file that this process created, in the hands of a thread.
+/// Locks that this process was granted, in the hands of a thread.
 #[derive(Debug)]
 pub(super) struct DistantHeld {
     facts: Facts,
@@ -36,6 +37,7 @@ struct Facts {
     granted_boot_ms: u64,
     ttl_ms: u64,
     inherited_guard: Option<RawFd>,
+    locks: Vec<(Option<OsString>, Nonce)>,
     path: Vec<u8>,
 }
 
@@ -43,21 +45,23 @@ struct Facts {
 #[derive(Debug)]
 enum Hands {
     /// Nobody has been sent yet: most commands have ended before there is anything to do.
-    Ours(Box<FileHeld>),
+    Ours(Box<dyn Held>),
     Runner(Runner),
     /// It was given away, and there was no thread to take it.
     Nobody,
 }
 
 impl DistantHeld {
-    pub(super) fn new(held: Box<FileHeld>) -> Self {
+    /// `path` is what they are called when they cannot be given back.
+    pub(super) fn new(held: Box<dyn Held>, path: Vec<u8>) -> Self {
         let facts = Facts {
             nonce: held.nonce(),
             fence: held.fence(),
             granted_boot_ms: held.granted_boot_ms(),
             ttl_ms: held.ttl_ms(),
             inherited_guard: held.inherited_guard(),
-            path: held.place.shown().to_vec(),
+            locks: held.locks().into_iter().map(|(lock, nonce)| (lock.map(OsStr::to_owned), nonce)).collect(),
+            path,
         };
         DistantHeld { facts, hands: Hands::Ours(held) }
     }
@@ -138,8 +142,28 @@ impl Held for DistantHeld {
         self
     }
 
-    fn apart(self: Box<Self>) -> Vec<Part> {
-        vec![Part { lock: None, held: self }]
+    fn locks(&self) -> Vec<(Option<&OsStr>, Nonce)> {
+        self.facts.locks.iter().map(|(lock, nonce)| (lock.as_deref(), *nonce)).collect()
+    }
+
+    fn apart(mut self: Box<Self>) -> Vec<Part> {
+        if self.facts.locks.len() == 1 {
+            return vec![Part { lock: None, held: self }];
+        }
+        let together = match std::mem::replace(&mut self.hands, Hands::Nobody) {
+            Hands::Ours(held) => Some(held),
+            Hands::Runner(runner) => runner.back(),
+            Hands::Nobody => None,
+        };
+        match together {
+            // Each is released by a thread of its own: one may answer where another does not.
+            Some(held) => held
+                .apart()
+                .into_iter()
+                .map(|Part { lock, held }| Part { lock, held: held.keep_nobody_waiting() })
+                .collect(),
+            None => vec![Part { lock: None, held: self }],
+        }
     }
 
     fn release(mut self: Box<Self>, meanwhile: &mut dyn FnMut()) -> Result<Option<String>, NotReleased> {
@@ -163,6 +187,8 @@ enum Errand {
     Renew,
     Look,
     Release,
+    /// To give the locks back to whoever sent the thread, and to end.
+    Back,
 }
 
 /// What it came to.
@@ -171,6 +197,7 @@ enum Done {
     Renewed(Renewal),
     Looked(Option<String>),
     Released(Result<Option<String>, NotReleased>),
+    Back(Box<dyn Held>),
 }
 
 /// The other end of the thread. It has all signals blocked, like the thread that starts it. A sudden end
@@ -187,12 +214,12 @@ struct Runner {
 
 impl Runner {
     /// Starts the thread, or gives the lock back.
-    fn start(held: Box<FileHeld>) -> Result<Self, Box<FileHeld>> {
+    fn start(held: Box<dyn Held>) -> Result<Self, Box<dyn Held>> {
         let Ok((bell, rope)) = std::io::pipe() else { return Err(held) };
         let (errands, to_do) = channel();
         let (tell, done) = channel();
         // Handed over once the thread is there: what a thread that cannot be started was given is lost.
-        let (hand, over) = channel::<Box<FileHeld>>();
+        let (hand, over) = channel::<Box<dyn Held>>();
         let started = Builder::new().spawn(move || {
             if let Ok(held) = over.recv() {
                 run_errands(held, &to_do, &tell, rope);
@@ -221,10 +248,22 @@ impl Runner {
                         return Some(News::Lost(found));
                     }
                 }
-                Done::Released(_) => {}
+                Done::Released(_) | Done::Back(_) => {}
             }
         }
         None
+    }
+
+    /// The locks, taken back from the thread; `None`: it has not come back in time.
+    fn back(&self) -> Option<Box<dyn Held>> {
+        let until_ms = boot_ms() + RELEASE_AT_MOST_MS;
+        self.errands.send(Errand::Back).ok()?;
+        loop {
+            let left = Duration::from_millis(until_ms.saturating_sub(boot_ms()));
+            if let Done::Back(held) = self.done.recv_timeout(left).ok()? {
+                return Some(held);
+            }
+        }
     }
 
     /// `None`: it has not come back in time.
@@ -237,18 +276,26 @@ impl Runner {
             match self.done.recv_timeout(left).ok()? {
                 Done::Released(released) => return Some(released),
                 // Sent before COMMAND ended. The release finds for itself what is there.
-                Done::Renewed(_) | Done::Looked(_) => {}
+                Done::Renewed(_) | Done::Looked(_) | Done::Back(_) => {}
             }
         }
     }
 }
 
-fn run_errands(held: Box<FileHeld>, errands: &Receiver<Errand>, tell: &Sender<Done>, mut rope: PipeWriter) {
+fn run_errands(mut held: Box<dyn Held>, errands: &Receiver<Errand>, tell: &Sender<Done>, mut rope: PipeWriter) {
     while let Ok(errand) = errands.recv() {
         let done = match errand {
-            Errand::Renew => Done::Renewed(held.renew_now()),
-            Errand::Look => Done::Looked(held.look_now()),
-            Errand::Release => Done::Released(held.release_now(&mut || {})),
+            Errand::Renew => Done::Renewed(held.renew()),
+            Errand::Look => Done::Looked(held.look()),
+            // The last errand of a thread.
+            Errand::Release => {
+                let _ = tell.send(Done::Released(held.release(&mut || {})));
+                return;
+            }
+            Errand::Back => {
+                let _ = tell.send(Done::Back(held));
+                return;
+            }
         };
         if tell.send(done).is_err() || rope.write_all(&[0]).is_err() {
             return;

@@ -157,22 +157,6 @@ impl FileHeld {
         }
     }
 
-    pub(super) fn renew_now(&self) -> Renewal {
-        self.try_renew().unwrap_or_else(|errno| Renewal::Failed(describe(errno).to_owned()))
-    }
-
-    pub(super) fn look_now(&self) -> Option<String> {
-        match self.at_path() {
-            Ok(Mine::No(found)) => Some(found),
-            // A look that fails says nothing: only what was found counts.
-            Ok(Mine::Yes) | Err(_) => None,
-        }
-    }
-
-    pub(super) fn release_now(&self, meanwhile: &mut dyn FnMut()) -> Result<Option<String>, NotReleased> {
-        self.release_to(&self.slot, Known::Record(Box::new(self.record.clone())), meanwhile)
-    }
-
     /// Whether so much of the lease has passed that what was seen since then proves nothing.
     pub(super) fn is_late_since(&self, boot_at_ms: u64) -> bool {
         boot_ms().saturating_sub(boot_at_ms) >= renew_every_ms(self.record.judged_ttl_ms())
@@ -310,16 +294,16 @@ impl FileHeld {
         self.wake_first();
         // (4) What a crash leaves here is a quarantine like any other. Somebody who asks no lock may have put
         // a file of theirs at the path since (1): that is not ours to remove.
-        match dir.lstat(&slot_name)? {
-            Some(found) if found.identity != self.identity() => {
+        match dir.lstat(&slot_name) {
+            Ok(Some(found)) if found.identity != self.identity() => {
                 let _ = dir.rename_noreplace(&slot_name, dir, name);
-                Ok(Released::NotOurs(format!("{} was put there instead", found.kind.describe())))
+                return Ok(Released::NotOurs(format!("{} was put there instead", found.kind.describe())));
             }
-            _ => {
-                let _ = dir.unlink(&slot_name);
-                Ok(Released::Yes(None))
-            }
+            Ok(_) => drop(dir.unlink(&slot_name)),
+            // Released it is all the same; whatever it was lies there until it is reclaimed.
+            Err(_) => {}
         }
+        Ok(Released::Yes(None))
     }
 
     /// Without a guard nothing keeps our slot from being reclaimed while we stall before the rename; so we
@@ -429,19 +413,28 @@ impl Held for FileHeld {
     }
 
     fn renew(&mut self) -> Renewal {
-        self.renew_now()
+        self.try_renew().unwrap_or_else(|errno| Renewal::Failed(describe(errno).to_owned()))
     }
 
     fn look(&mut self) -> Option<String> {
-        self.look_now()
+        match self.at_path() {
+            Ok(Mine::No(found)) => Some(found),
+            // A look that fails says nothing: only what was found counts.
+            Ok(Mine::Yes) | Err(_) => None,
+        }
     }
 
     fn keep_nobody_waiting(self: Box<Self>) -> Box<dyn Held> {
-        // Where the tests decide who does the next step, nobody waits.
-        if self.place.file_system.local || is_scheduled() || left_out(Step::Errand) {
+        if !self.may_hang() {
             return self;
         }
-        Box::new(DistantHeld::new(self))
+        let path = self.place.shown().to_vec();
+        Box::new(DistantHeld::new(self, path))
+    }
+
+    fn may_hang(&self) -> bool {
+        // Where the tests decide who does the next step, nobody waits.
+        !(self.place.file_system.local || is_scheduled() || left_out(Step::Errand))
     }
 
     fn alarm(&self) -> Option<Alarm> {
@@ -453,6 +446,6 @@ impl Held for FileHeld {
     }
 
     fn release(self: Box<Self>, meanwhile: &mut dyn FnMut()) -> Result<Option<String>, NotReleased> {
-        self.release_now(meanwhile)
+        self.release_to(&self.slot, Known::Record(Box::new(self.record.clone())), meanwhile)
     }
 }

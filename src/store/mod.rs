@@ -159,7 +159,7 @@ pub enum News {
 /// A lock that is ours. Dropping it gives nothing back: the lock expires after its ttl, as after a
 /// crash. [`Held::release`] consumes it.
 #[must_use = "a lock that is not released stays until its ttl has passed"]
-pub trait Held: std::fmt::Debug {
+pub trait Held: std::fmt::Debug + Send {
     /// The epoch's identity.
     fn nonce(&self) -> Nonce;
     /// The fencing token reserved with the grant.
@@ -194,6 +194,10 @@ pub trait Held: std::fmt::Debug {
     /// This process is a fork of the one that was granted the lock: whatever that one had running beside
     /// it is not here.
     fn after_fork(&mut self) {}
+    /// Whether a call on it may hang, so that it is better made where nobody waits.
+    fn may_hang(&self) -> bool {
+        false
+    }
     /// The locks that this is, each as the user named it (`None`: LOCK) and with its nonce.
     fn locks(&self) -> Vec<(Option<&OsStr>, Nonce)> {
         vec![(None, self.nonce())]

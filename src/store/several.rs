@@ -23,6 +23,7 @@ use crate::sys::random;
 use crate::sys::signal::OnEntry;
 use crate::text::Shown;
 
+use super::distant::DistantHeld;
 use super::{Attempt, Busy, Evicted, Fault, FileStore, Held, NotReleased, Offer, Part, Store};
 
 /// The longest pause after setbacks, in milliseconds.
@@ -334,9 +335,12 @@ impl Held for All {
         (!lost.is_empty()).then(|| lost.join("; "))
     }
 
-    /// Their calls are made here, one after the other: with a file server that hangs these locks hang as well.
     fn keep_nobody_waiting(self: Box<Self>) -> Box<dyn Held> {
-        self
+        if self.may_hang() { Box::new(DistantHeld::new(self, b"all of its locks".to_vec())) } else { self }
+    }
+
+    fn may_hang(&self) -> bool {
+        self.pieces.iter().any(|piece| piece.held.may_hang())
     }
 
     fn locks(&self) -> Vec<(Option<&OsStr>, Nonce)> {

@@ -53,7 +53,12 @@ fn the_numbers_on_the_page_are_those_of_the_tests() {
     for (said, file, stands) in [
         ("at least 100,000 schedules", "tests/it/explorer/mod.rs", "const LEAST: u64 = 100_000;"),
         ("in at most 200,000", "tests/it/explorer/controls.rs", "const WITHIN: u64 = 200_000;"),
-        ("400 careless increments each", "tests/it/contention.rs", "count(&sandbox, 16, 25, crate::harness::shipped()"),
+        ("64 processes", "tests/it/contention/mod.rs", "const PROCESSES: usize = 64;"),
+        (
+            "every second system call on the lock's files and every eighth other",
+            "tests/it/injected/mod.rs",
+            "sample(each(clean, Fault::Kill), 8, 2)",
+        ),
         ("at least 2,000 updates and 10 s", "tests/it/two_hosts/contention.rs", "asked.unwrap_or(10)), 2_000, 3)"),
         ("150 stale epochs", "tests/it/ops_race.rs", "unwrap_or(150)"),
         ("500 rounds", "tests/it/reserve_arbiter.rs", "const ROUNDS: usize = 500;"),

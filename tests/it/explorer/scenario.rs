@@ -5,7 +5,7 @@ use withlock::sys::Errno;
 use withlock::sys::hook::{Call, Step};
 
 /// Schedules of one scenario, unless it says otherwise.
-const SCHEDULES: u64 = 4_000;
+const SCHEDULES: u64 = 2_500;
 
 /// One thing that an actor does. What needs a lock is left out by an actor that was not granted one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

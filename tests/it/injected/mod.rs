@@ -128,7 +128,7 @@ fn whoever_is_stopped_is_inside_with_a_rival_when_a_step_is_left_out() {
     }
     // And what is found is what was left out: with the guard alone missing the look at the grant suffices.
     let wrong = try_all(&[role("holder")], Circumstances { leave_out: Some("guard"), no_guards: false }, |clean| {
-        let before = clean.calls.iter().position(|call| call.name == "prctl").expect("the grant counts by then");
+        let before = clean.calls.iter().position(|call| call.name == "clone").expect("the grant counts by then");
         each(clean, Fault::Stop).take(before).filter(|(call, _)| is_step(call)).collect()
     });
     assert_eq!(wrong, [""; 0]);

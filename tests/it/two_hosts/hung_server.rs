@@ -89,6 +89,26 @@ fn a_holder_whose_server_hangs_ends_its_command_before_another_host_gets_in() {
 }
 
 #[test]
+fn a_holder_of_several_locks_whose_server_hangs_ends_its_command_as_well() {
+    undisturbed(|| {
+        let scene = Scene::new(Server::default());
+        let mut gate = scene.sandbox.gate();
+        let other = scene.lock(On::A).with_file_name("other.lock").display().to_string();
+        let (held, command) = holder(&scene, &mut gate, true, "", &["--ttl", "3s", "--also", &other], "");
+        let next = next_on_b(&scene, command);
+        scene.hosts.a.stop();
+        eventually("the command has ended", || if has_ended(command) { Ok(()) } else { Err(process(command)) });
+        let ended = Instant::now();
+        let next = next.wait();
+        next.exited(0);
+        assert!(next.ended > ended, "the command ended {:?} after the next was inside", ended - next.ended);
+        held.wait()
+            .exited(76)
+            .says(&[GIVES_UP, "all of its locks: cannot be released: its file system does not answer"]);
+    });
+}
+
+#[test]
 fn a_holder_that_renews_for_itself_hangs_with_its_server_and_two_are_inside() {
     // The negative control of the test above.
     undisturbed(|| {
