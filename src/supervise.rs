@@ -38,28 +38,9 @@ pub fn supervise(
         finished: None,
     };
     let mut waiter = Waiter::new();
+    let mut has_signal = true;
     loop {
-        // The common end first, and no more than it: others wait for the lock.
-        if let Some(change) = process::ended(command_pid) {
-            supervisor.handle(Event::Command(change));
-            if let Some(outcome) = supervisor.finished {
-                return outcome;
-            }
-            drop(Zombie(command_pid));
-        }
-        // Signals before children: a SIGCHLD that is read after the last look at the children would be
-        // the only word of a child that ended in between.
-        while let Ok(Some(mut received)) = signals.next() {
-            received.by_kernel = received.by_kernel && job::is_in_our_group(command_pid);
-            // Whether COMMAND was stopped before that makes a difference.
-            if received.signal == number::TSTP
-                && let Some(outcome) = supervisor.look_at_children()
-            {
-                return outcome;
-            }
-            supervisor.handle(Event::Signal(received));
-        }
-        if let Some(outcome) = supervisor.look_at_children() {
+        if has_signal && let Some(outcome) = supervisor.take_in(signals) {
             return outcome;
         }
         while let Some(news) = supervisor.held.as_mut().and_then(|held| held.news()) {
@@ -76,10 +57,11 @@ pub fn supervise(
         }
         let due_ms = supervisor.machine.next_due_ms();
         let news = supervisor.held.as_ref().and_then(|held| held.news_descriptor());
-        if waiter.wait(signals, news, due_ms).is_err() {
+        has_signal = waiter.wait(signals, news, due_ms).unwrap_or_else(|_| {
             // Without a descriptor to spare there is still the pace of the looks.
             crate::sys::sleep::pause(100);
-        }
+            true
+        });
     }
 }
 
@@ -110,6 +92,31 @@ struct Supervisor<'a> {
 }
 
 impl Supervisor<'_> {
+    /// Signals, and what they tell of children.
+    fn take_in(&mut self, signals: &Signals) -> Option<Outcome> {
+        // The common end first, and no more than it: others wait for the lock.
+        if let Some(change) = process::ended(self.command_pid) {
+            self.handle(Event::Command(change));
+            if self.finished.is_some() {
+                return self.finished;
+            }
+            drop(Zombie(self.command_pid));
+        }
+        // Signals before children: a SIGCHLD that is read after the last look at the children would be
+        // the only word of a child that ended in between.
+        while let Ok(Some(mut received)) = signals.next() {
+            received.by_kernel = received.by_kernel && job::is_in_our_group(self.command_pid);
+            // Whether COMMAND was stopped before that makes a difference.
+            if received.signal == number::TSTP
+                && let Some(outcome) = self.look_at_children()
+            {
+                return Some(outcome);
+            }
+            self.handle(Event::Signal(received));
+        }
+        self.look_at_children()
+    }
+
     /// Takes notice of all that became of our children; the outcome, if that is the end.
     fn look_at_children(&mut self) -> Option<Outcome> {
         while let Some((pid, change)) = next_change() {

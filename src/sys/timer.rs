@@ -28,25 +28,27 @@ impl Waiter {
         Waiter { timer: None, is_first: true }
     }
 
-    /// Returns when a signal has arrived, `also` is readable, or `until_boot_ms` is reached.
-    pub fn wait(&mut self, signals: &Signals, also: Option<BorrowedFd<'_>>, until_boot_ms: u64) -> Result<()> {
+    /// Returns when a signal has arrived, `also` is readable, or `until_boot_ms` is reached. `false`: no signal
+    /// has, so that no child has changed its state either.
+    pub fn wait(&mut self, signals: &Signals, also: Option<BorrowedFd<'_>>, until_boot_ms: u64) -> Result<bool> {
         let left_ms = until_boot_ms.saturating_sub(boot_ms());
         if left_ms == 0 {
-            return Ok(());
+            return Ok(true);
         }
         let readable = |descriptor| PollFd::new(descriptor, PollFlags::POLLIN);
         let signal = readable(signals.as_fd());
         // The signals' descriptor twice is as good as once.
         let also = also.map_or_else(|| signal.clone(), readable);
-        let waited = if std::mem::take(&mut self.is_first) {
-            let timeout = PollTimeout::try_from(left_ms.min(60_000)).unwrap_or(PollTimeout::MAX);
-            poll(&mut [signal, also], timeout)
-        } else {
-            let timer = self.set(until_boot_ms)?;
-            poll(&mut [signal, also, readable(timer.as_fd())], PollTimeout::NONE)
+        let first_only = std::mem::take(&mut self.is_first);
+        let timer = if first_only { signal.clone() } else { readable(self.set(until_boot_ms)?.as_fd()) };
+        let timeout = match first_only {
+            true => PollTimeout::try_from(left_ms.min(60_000)).unwrap_or(PollTimeout::MAX),
+            false => PollTimeout::NONE,
         };
-        match waited {
-            Ok(_) | Err(Errno::EINTR) => Ok(()),
+        let mut three = [signal, also, timer];
+        match poll(&mut three, timeout) {
+            Ok(_) => Ok(three[0].any().unwrap_or(true)),
+            Err(Errno::EINTR) => Ok(true),
             Err(errno) => Err(errno),
         }
     }
