@@ -65,7 +65,7 @@ pub struct Waiting {
     #[arg(short = 'n', long = "no-wait", visible_aliases = ["nonblock", "nb"], conflicts_with = "wait")]
     pub no_wait: bool,
     /// Wait at most D (0: try once; without -n and -w: wait for ever)
-    #[arg(short = 'w', long = "wait", visible_alias = "timeout", value_name = "D")]
+    #[arg(short = 'w', long = "wait", visible_alias = "timeout", value_name = "D", allow_negative_numbers = true)]
     pub wait: Option<String>,
     /// Exit with N instead of 75 when the lock is held by another (0-255)
     #[arg(short = 'E', long, value_name = "N", allow_negative_numbers = true)]
@@ -76,13 +76,13 @@ pub struct Waiting {
 #[derive(Debug, Default, Args)]
 pub struct Terms {
     /// The lease: older than this without a renewal, the lock is stale (default 60s, at least 1s)
-    #[arg(long, value_name = "D")]
+    #[arg(long, value_name = "D", allow_negative_numbers = true)]
     pub ttl: Option<String>,
     /// Reserve a number in DIR with the grant, a token that only grows (WITHLOCK_FENCE)
     #[arg(long, value_name = "DIR")]
     pub fence: Option<OsString>,
     /// Do not wait for the ttl where the kernel has dropped the holder's inherited guard; programs that
-    /// close descriptors they do not know (sudo, su, daemons) drop it too
+    /// close descriptors they do not know (sudo, daemons) drop it too
     #[arg(long)]
     pub evict_dead: bool,
     /// Make the missing parent directories of LOCK
@@ -143,10 +143,10 @@ pub struct Run {
     #[arg(long)]
     pub no_renew: bool,
     /// End COMMAND after D (exit 124)
-    #[arg(long, value_name = "D")]
+    #[arg(long, value_name = "D", allow_negative_numbers = true)]
     pub max_hold: Option<String>,
     /// Grace between TERM and KILL when COMMAND must be ended (default 10s)
-    #[arg(long, value_name = "D")]
+    #[arg(long, value_name = "D", allow_negative_numbers = true)]
     pub kill_after: Option<String>,
     /// What happens to COMMAND when the lock is lost (default terminate)
     #[arg(long, value_name = "WHAT", value_enum)]
@@ -252,7 +252,7 @@ pub struct Break {
 #[derive(Debug, Args)]
 pub struct Reclaim {
     /// Only what is older than D; not below the safe age
-    #[arg(long, value_name = "D")]
+    #[arg(long, value_name = "D", allow_negative_numbers = true)]
     pub older_than: Option<String>,
     /// Say what would be removed, remove nothing
     #[arg(long)]
@@ -340,7 +340,7 @@ pub struct Release {
 #[derive(Debug, Args)]
 pub struct Reserve {
     /// Wait at most D for DIR/lock, then go on without it (default 2s)
-    #[arg(long, value_name = "D")]
+    #[arg(long, value_name = "D", allow_negative_numbers = true)]
     pub wait: Option<String>,
     /// The first number; only in an empty DIR
     #[arg(long, value_name = "N", allow_negative_numbers = true)]

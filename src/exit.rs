@@ -64,7 +64,10 @@ pub const TABLE: &[Row] = &[
     },
     Row { exit: Some(Exit::Held), meaning: "held by another, or the wait ran out" },
     Row { exit: Some(Exit::Lost), meaning: "the lock was lost while COMMAND ran" },
-    Row { exit: Some(Exit::NotPermitted), meaning: "no permission" },
+    Row {
+        exit: Some(Exit::NotPermitted),
+        meaning: "no permission; also: COMMAND succeeded but the lock may not be released",
+    },
     Row { exit: Some(Exit::Nested), meaning: "held by an ancestor of this process" },
     Row { exit: Some(Exit::Stale), meaning: "inspect --quiet only: the lock is stale" },
     Row { exit: Some(Exit::MaxHold), meaning: "--max-hold was reached" },

@@ -48,7 +48,7 @@
 //! * An ender that is **stopped while it has the guard** keeps everybody out until it is continued or killed;
 //!   `break --force` passes it, if it has claimed already once that claim is older than the reclaim age.
 //! * The guard lives as long as somebody keeps its descriptor. **Programs that close descriptors they do not know**
-//!   (sudo, su, most daemons) drop it. Then the wrapper alone vouches for the lock, by its own copy and its renewals.
+//!   (sudo, most daemons) drop it. Then the wrapper alone vouches for the lock, by its own copy and its renewals.
 //! * A signal that somebody sends with kill(2) to the **whole process group** cannot be told from one sent to the
 //!   wrapper: COMMAND gets it twice. Signals from the terminal can be told, and are not handed on.
 //! * A descendant of COMMAND that has changed its user (setuid) **cannot be ended** by an ordinary user's wrapper; it is

@@ -179,6 +179,7 @@ pub struct Machine {
     lost: bool,
     warned: bool,
     status: Option<u8>,
+    was_killed: bool,
     ending: Option<(Ending, u64)>,
     killing: bool,
     next_reap_ms: u64,
@@ -191,6 +192,8 @@ pub struct Outcome {
     pub code: u8,
     /// The lock was lost: there is nothing to release.
     pub lost: bool,
+    /// COMMAND was ended by a signal, or by us: its code says nothing of its own.
+    pub cut_short: bool,
 }
 
 impl Machine {
@@ -209,6 +212,7 @@ impl Machine {
             lost: false,
             warned: false,
             status: None,
+            was_killed: false,
             ending: None,
             killing: false,
             next_reap_ms: u64::MAX,
@@ -254,7 +258,7 @@ impl Machine {
             None if self.lost && own == 0 => Exit::Lost.code(),
             None => own,
         };
-        Some(Outcome { code, lost: self.lost })
+        Some(Outcome { code, lost: self.lost, cut_short: self.was_killed || self.ending.is_some() })
     }
 
     /// Decides.
@@ -300,7 +304,7 @@ impl Machine {
     }
 
     fn ended(&mut self, code: u8, status: Option<u8>, signal: Option<i32>, now_ms: u64) -> Vec<Action> {
-        self.status = Some(code);
+        (self.status, self.was_killed) = (Some(code), signal.is_some());
         let told = Told::Ended { status, signal, ran_ms: now_ms.saturating_sub(self.started_ms) };
         let next = match self.ending {
             None => Action::Finish,

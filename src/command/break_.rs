@@ -7,7 +7,7 @@ use crate::exit::Exit;
 use crate::lease::{Stamp, Verdict, Watch, judge, judge_watched};
 use crate::options::{self, Usage};
 use crate::record::{MAX_LABEL_BYTES, Why, trash_name};
-use crate::report::document::{GuardState, Lock, State};
+use crate::report::document::{GuardReport, GuardState, Lock, Process, State};
 use crate::report::holder;
 use crate::report::inspect::{argument, headline};
 use crate::store::look::{contest, may_not_end};
@@ -140,6 +140,9 @@ impl Job<'_> {
         if self.asked.dry_run {
             return self.dry_run(judged);
         }
+        // Who is at work under it can be seen only as long as it is there.
+        let before = self.asked.force.then(|| view::of(&self.asked.lock, self.place).ok()).flatten();
+        let consequence = before.map_or(String::new(), |lock| consequence(&lock, "notices", "ends"));
         let sleeper = Sleeper::new(self.on_entry);
         let mut until_ms = boot_ms() + PATIENCE_MS;
         let mut warned = false;
@@ -155,8 +158,8 @@ impl Job<'_> {
             };
             let is_time_left = boot_ms() < until_ms;
             match end(self.place, &ending)? {
-                End::Done(slot) => return self.done(judged, &slot.file_name(&self.place.name)),
-                End::DoneAside(name) => return self.done(judged, &name),
+                End::Done(slot) => return self.done(judged, &slot.file_name(&self.place.name), &consequence),
+                End::DoneAside(name) => return self.done(judged, &name, &consequence),
                 End::MayNot(why) => {
                     let why = format!("cannot be broken: {why}");
                     return Err(Fault::NotPermitted { path: self.place.shown().to_vec(), why }.into());
@@ -250,14 +253,16 @@ impl Job<'_> {
         format!("  holder  {holder}{nonce}\n  record  {}", Shown::os(quarantine))
     }
 
-    fn done(&self, judged: &Epoch, quarantine: &OsStr) -> anyhow::Result<u8> {
+    fn done(&self, judged: &Epoch, quarantine: &OsStr, consequence: &str) -> anyhow::Result<u8> {
         let mut lies_at: OsString = beside(&self.asked.lock, quarantine);
         // Without an inode to spare the file itself is the quarantine.
         let found = self.place.dir.lstat(quarantine);
         if matches!(found, Ok(Some(stat)) if stat.kind == Kind::Directory) {
             lies_at.push("/lock");
+        } else if self.reason.is_some() {
+            complain(&format!("{}: no room for more than the record: the reason is not kept", self.path()));
         }
-        self.say(0, &format!("{}: ended\n{}", self.path(), self.story(judged, &lies_at)))
+        self.say(0, &format!("{}: ended{consequence}\n{}", self.path(), self.story(judged, &lies_at)))
     }
 
     /// What would be done, by the signs that can be seen without touching anything.
@@ -277,11 +282,31 @@ impl Job<'_> {
         if !self.asked.force && !lock.stale {
             line.push_str(&format!("; after it was watched unchanged for {}", duration(judged.ttl_ms())));
         }
-        if self.asked.force && guard == GuardState::Held {
-            line.push_str("; its holder would notice within a second and end its command");
+        if self.asked.force {
+            line.push_str(&consequence(&lock, "would notice", "would end"));
         }
         self.say(0, &format!("{line}\n{story}"))
     }
+}
+
+/// What a forced break of `lock` means for those who are at work under it.
+fn consequence(lock: &Lock, notices: &str, ends: &str) -> String {
+    let Some(guard) = lock.guard.as_ref().filter(|guard| guard.state == GuardState::Held) else { return String::new() };
+    let holder = lock.holder.as_ref().and_then(|holder| holder.process.as_ref());
+    if holder.is_some_and(|holder| !matches!(holder.state, 'T' | 't')) {
+        return format!("; its holder {notices} within a second and {ends} its command");
+    }
+    match named(guard) {
+        named if named.is_empty() => "; a process that is not seen from here goes on, and has its guard".into(),
+        named => format!("; nobody ends what goes on under it: {named}"),
+    }
+}
+
+/// The processes that have a guard.
+fn named(guard: &GuardReport) -> String {
+    let one =
+        |process: &Process| format!("pid {} ({}, state {})", process.pid, Shown::os(&process.command), process.state);
+    guard.processes.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
 /// Who vouches for it, where that is why it is not broken.
@@ -289,13 +314,8 @@ fn guards(lock: &Lock) -> String {
     let Some(guard) = lock.guard.as_ref().filter(|guard| lock.stale && guard.state == GuardState::Held) else {
         return String::new();
     };
-    let named: Vec<String> = guard
-        .processes
-        .iter()
-        .map(|process| format!("pid {} ({}, state {})", process.pid, Shown::os(&process.command), process.state))
-        .collect();
-    match named.as_slice() {
-        [] => ", guarded by a process that is not seen from here".into(),
-        named => format!(", guarded by {}", named.join(", ")),
+    match named(guard) {
+        named if named.is_empty() => ", guarded by a process that is not seen from here".into(),
+        named => format!(", guarded by {named}"),
     }
 }

@@ -9,7 +9,7 @@ use crate::machine::{Machine, Outcome, Terms};
 use crate::options::Plan;
 use crate::record::{Guard, Nonce};
 use crate::report::log::Event;
-use crate::store::{self, Busy, Held, NotReleased, Offer, Part, Place, Several, Store};
+use crate::store::{self, Busy, Fault, Held, NotReleased, Offer, Part, Place, Several, Store};
 use crate::supervise::{supervise, supervise_briefly};
 use crate::sys::clock::boot_ms;
 use crate::sys::output::complain;
@@ -22,9 +22,6 @@ use crate::text::{Shown, duration};
 use super::log::{Log, other};
 use super::obtain::{Obtained, Waited, busy_line, obtain};
 use super::{System, block, exit_of};
-
-/// A status above this is a signal's.
-const SIGNALLED: u8 = 128;
 
 /// Runs COMMAND while holding LOCK; the exit code.
 pub(super) fn run(plan: Plan) -> anyhow::Result<u8> {
@@ -68,6 +65,34 @@ pub(super) fn begin(plan: Plan, place: Option<Place>, on_entry: OnEntry) -> Opti
     let program = job.program(&job.plan.argv, &Mode::of(held.as_ref()));
     let spawned = job.spawn(program, &job.plan.argv, Some(held.as_ref()));
     Some(Begun::Started(job, held, spawned))
+}
+
+/// Something that is needed for every lock could not be had. No error of `anyhow` yet: that would ask the
+/// environment, through the C library, for what to show of itself, and this may run before that is started.
+pub(super) enum Unprepared {
+    System(System),
+    Store(Fault),
+}
+
+impl From<System> for Unprepared {
+    fn from(system: System) -> Self {
+        Unprepared::System(system)
+    }
+}
+
+impl From<Fault> for Unprepared {
+    fn from(fault: Fault) -> Self {
+        Unprepared::Store(fault)
+    }
+}
+
+impl From<Unprepared> for anyhow::Error {
+    fn from(unprepared: Unprepared) -> Self {
+        match unprepared {
+            Unprepared::System(system) => system.into(),
+            Unprepared::Store(fault) => fault.into(),
+        }
+    }
 }
 
 /// What was begun.
@@ -156,7 +181,7 @@ impl<'a> Job<'a> {
         place: Option<Place>,
         mut on_entry: OnEntry,
         log: &'a Log,
-    ) -> anyhow::Result<(Self, Box<dyn Store>)> {
+    ) -> Result<(Self, Box<dyn Store>), Unprepared> {
         let signals = Signals::open().map_err(|errno| System::new("open a signal descriptor", errno))?;
         on_entry.receive_child_statuses().map_err(|errno| System::new("reset SIGCHLD", errno))?;
         let store: Box<dyn Store> = if plan.also.is_empty() {
@@ -211,11 +236,9 @@ impl<'a> Job<'a> {
                 outcome.code = Exit::Lost.code();
                 return Ok(ended);
             }
-            // A condition that failed says that COMMAND is needed. One that was ended by a signal, by
-            // --max-hold or for the lock says nothing, and what ended it was meant for all.
-            let was_ended = outcome.code > SIGNALLED
-                || outcome.code == Exit::Lost.code()
-                || (outcome.code == Exit::MaxHold.code() && self.plan.max_hold_ms.is_some());
+            // A condition that failed, with whatever status, says that COMMAND is needed. One that was ended by
+            // a signal, by --max-hold or for the lock says nothing, and what ended it was meant for all.
+            let was_ended = outcome.cut_short;
             if outcome.code == 0 {
                 self.log.tell(|| Event::NotNeeded);
             }
@@ -339,7 +362,7 @@ impl<'a> Job<'a> {
     fn end(&self, held: Box<dyn Held>, ended: Result<Ended, NotRun>) -> u8 {
         match ended {
             // Of several locks those that are left go back.
-            Ok(Ended { outcome: Outcome { code, lost: true }, .. }) if held.locks().len() == 1 => code,
+            Ok(Ended { outcome: Outcome { code, lost: true, .. }, .. }) if held.locks().len() == 1 => code,
             Ok(Ended { outcome: Outcome { code, .. }, zombie }) => self.release(held, code, Some(zombie)),
             Err(not_run) => {
                 let code = not_run.complain();

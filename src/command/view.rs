@@ -184,6 +184,8 @@ impl View {
             _ if record.boot_id.is_empty() => (None, None),
             _ if record.boot_id != me.boot_id && record.host != me.host => (Some(Alive::OtherHost), None),
             _ if record.boot_id != me.boot_id => (Some(Alive::EarlierBoot), None),
+            // A container is told by its name: the numbers of its processes mean nothing out here.
+            None if record.host != me.host => (Some(Alive::OtherHost), None),
             None => (Some(Alive::NotHere), None),
             Some(running) if matches!(running.state, 'Z' | 'X') => (Some(Alive::Zombie), None),
             Some(running) => (Some(Alive::RunsHere), Some(self.process(&running))),

@@ -27,6 +27,11 @@ fn told(machine: &mut Machine, event: Event, now_ms: u64) -> Vec<Told> {
     machine.step(event, now_ms).into_iter().filter_map(told).collect()
 }
 
+/// The exit code, and whether the lock was lost.
+fn ending(machine: &Machine) -> Option<(u8, bool)> {
+    machine.outcome().map(|outcome| (outcome.code, outcome.lost))
+}
+
 fn signal(signal: i32, by_kernel: bool) -> Event {
     Event::Signal(Received { signal, by_kernel, by_self: false })
 }
@@ -40,8 +45,24 @@ fn the_commands_own_status_passes_through() {
     for (change, code) in [(Change::Exited(0), 0), (Change::Exited(255), 255), (Change::Killed(9), 137)] {
         let mut machine = machine(|_| {});
         assert_eq!(deeds(&mut machine, Event::Command(change), 5), [Action::Finish]);
-        assert_eq!(machine.outcome(), Some(Outcome { code, lost: false }));
+        assert_eq!(ending(&machine), Some((code, false)));
     }
+}
+
+#[test]
+fn an_end_by_a_signal_or_by_us_is_told_from_an_exit_with_the_same_code() {
+    let cut_short = |change: Change| {
+        let mut machine = machine(|_| {});
+        machine.step(Event::Command(change), 5);
+        machine.outcome().map(|outcome| outcome.cut_short)
+    };
+    assert_eq!(cut_short(Change::Exited(137)), Some(false));
+    assert_eq!(cut_short(Change::Exited(124)), Some(false));
+    assert_eq!(cut_short(Change::Killed(9)), Some(true));
+    let mut held_long = machine(|terms| terms.max_hold_ms = Some(5_000));
+    held_long.step(Event::Tick, 5_000);
+    held_long.step(Event::Command(Change::Exited(0)), 5_001);
+    assert_eq!(held_long.outcome().map(|outcome| outcome.cut_short), Some(true));
 }
 
 #[test]
@@ -151,7 +172,7 @@ fn where_others_may_not_see_the_guard_the_command_ends_before_the_lease_does() {
     );
     deeds(&mut machine, Event::Command(Change::Killed(number::KILL)), 57_501);
     assert_eq!(deeds(&mut machine, Event::TreeLeft(0), 57_502), [Action::Finish]);
-    assert_eq!(machine.outcome(), Some(Outcome { code: 76, lost: false }));
+    assert_eq!(ending(&machine), Some((76, false)));
 }
 
 #[test]
@@ -183,7 +204,7 @@ fn a_lost_lock_ends_the_whole_tree_and_exits_76() {
     assert_eq!(deeds(&mut machine, Event::TreeLeft(1), 5_011), [], "a descendant lives on");
     assert!(deeds(&mut machine, Event::Tick, 15_000).contains(&Action::SignalTree(number::KILL)));
     assert_eq!(deeds(&mut machine, Event::TreeLeft(0), 15_050), [Action::Finish]);
-    assert_eq!(machine.outcome(), Some(Outcome { code: 76, lost: true }));
+    assert_eq!(ending(&machine), Some((76, true)));
 }
 
 #[test]
@@ -194,7 +215,7 @@ fn a_loss_that_is_only_warned_of_shows_in_the_exit_code_of_a_success() {
         assert_eq!(said, [Action::Say("the lock was lost: another lock file is there; the command goes on".into())]);
         assert_eq!(machine.next_due_ms(), u64::MAX);
         deeds(&mut machine, Event::Command(Change::Exited(status)), 30_000);
-        assert_eq!(machine.outcome(), Some(Outcome { code, lost: true }));
+        assert_eq!(ending(&machine), Some((code, true)));
     }
 }
 
@@ -208,7 +229,7 @@ fn max_hold_ends_the_tree_and_kills_what_ignores_it_while_the_lease_is_kept() {
     assert!(deeds(&mut machine, Event::Tick, 20_000).contains(&Action::Renew));
     deeds(&mut machine, Event::Command(Change::Killed(number::KILL)), 20_001);
     deeds(&mut machine, Event::TreeLeft(0), 20_002);
-    assert_eq!(machine.outcome(), Some(Outcome { code: 124, lost: false }));
+    assert_eq!(ending(&machine), Some((124, false)));
 }
 
 #[test]
@@ -254,5 +275,5 @@ fn of_several_locks_those_that_are_left_are_kept_and_each_loss_is_told() {
     let said = deeds(&mut machine, lost("c"), 21_000);
     assert_eq!(said, [Action::Say("the lock was lost: c: the lock file is gone; the command goes on".into())]);
     machine.step(Event::Command(Change::Exited(0)), 22_000);
-    assert_eq!(machine.outcome(), Some(Outcome { code: 76, lost: true }));
+    assert_eq!(ending(&machine), Some((76, true)));
 }

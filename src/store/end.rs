@@ -91,6 +91,10 @@ pub fn end(place: &Place, ending: &Ending<'_>) -> Result<End, Fault> {
                 Err(end) => return Ok(end),
             };
             match take_guard(place, &opened, ending.patience_ms)? {
+                // Another tool's lock file, which was empty before we came: some tools lock it by the other kind.
+                Try::Given if !ending.force && ending.judged.known == Known::Blank && opened.is_record_locked() => {
+                    return Ok(End::Vetoed);
+                }
                 Try::Given => (&opened, true),
                 // That its guard is free is all that speaks for its being dead.
                 _ if ending.basis == Basis::DeadHolder => return Ok(End::Vetoed),

@@ -463,6 +463,20 @@ impl File {
         self.call("flock", || tried(again(|| self.flock(libc::LOCK_EX | libc::LOCK_NB))))
     }
 
+    /// Whether another process has a lock of the kind of fcntl(2) on any part of it. Only asked, never taken: what
+    /// one has of that kind is lost with any descriptor of the file that one closes.
+    pub fn is_record_locked(&self) -> bool {
+        let mut lock = libc::flock {
+            l_type: libc::c_short::try_from(libc::F_WRLCK).unwrap_or_default(),
+            l_whence: libc::c_short::try_from(libc::SEEK_SET).unwrap_or_default(),
+            l_start: 0,
+            l_len: 0,
+            l_pid: 0,
+        };
+        let free = libc::c_short::try_from(libc::F_UNLCK).unwrap_or_default();
+        fcntl(&self.0, FcntlArg::F_GETLK(&mut lock)).is_ok() && lock.l_type != free
+    }
+
     /// Waits for the guard, for ever; EINTR when a signal handler ran.
     pub(super) fn wait_for_guard(&self) -> Result<()> {
         self.flock(libc::LOCK_EX)

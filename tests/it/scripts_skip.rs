@@ -155,3 +155,20 @@ fn signals_and_max_hold_reach_a_command_without_the_lock_as_well() {
     holder.wait().exited(0);
     eventually("the holder alone released", || if sandbox.lock().exists() { Err(()) } else { Ok(()) });
 }
+
+#[test]
+fn a_condition_that_fails_with_whatever_status_says_that_the_command_is_needed() {
+    let sandbox = Sandbox::new();
+    for condition in ["exit 1", "exit 76", "exit 124", "exit 137", "exit 255"] {
+        let run = sandbox
+            .withlock()
+            .args(["--max-hold", "1h", "--skip-if", condition])
+            .lock()
+            .args(["--", "echo", "ran"])
+            .run();
+        assert_eq!(run.exited(0).silent().out(), "ran\n", "{condition}");
+    }
+    // One that a signal ends says nothing.
+    let run = sandbox.withlock().args(["--skip-if", "kill -KILL $$"]).lock().args(["--", "echo", "ran"]).run();
+    assert_eq!(run.exited(137).out(), "");
+}

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use withlock::record::SlotName;
 
-use crate::harness::{Gate, Running, Sandbox, age, inode, plant, planted, record};
+use crate::harness::{Gate, Running, Sandbox, age, inode, plant, plant_bytes, planted, record};
 
 const OLD_MS: u64 = 600_000;
 
@@ -111,4 +111,24 @@ fn a_locked_lock_of_a_directory_of_numbers_stops_no_number() {
     assert_eq!(fs::read(&lock).expect("their file"), b"", "as it was");
     gate.open();
     running.wait().exited(0);
+}
+
+#[test]
+fn an_empty_file_that_another_tool_has_locked_by_fcntl_is_not_taken_over() {
+    let sandbox = Sandbox::new();
+    plant_bytes(&sandbox.lock(), b"", 3_600_000);
+    let mut gate = sandbox.gate();
+    let other = sandbox.program("lckdo").lock().args(["sh", "-c", &gate.script()]).start();
+    gate.wait_inside();
+    sandbox
+        .withlock()
+        .arg("-n")
+        .lock()
+        .args(["--", "true"])
+        .run()
+        .exited(75)
+        .one_line(&["a process still has its guard"]);
+    gate.open();
+    other.wait().exited(0);
+    sandbox.withlock().arg("-n").lock().args(["--", "true"]).run().exited(0);
 }

@@ -181,3 +181,14 @@ fn skip_if_asks_under_the_lock_whether_the_command_is_still_needed() {
         assert_eq!(finished.exited(0).out(), "needed\n", "{condition}");
     }
 }
+
+#[test]
+fn whatever_the_environment_holds_a_start_that_fails_ends_with_its_word() {
+    let sandbox = Sandbox::new();
+    let name = "n".repeat(196);
+    for program in [sandbox.shipped(), sandbox.withlock()] {
+        // The C library looks at names that begin like its question by a function that it chooses at its start.
+        let run = program.env("RUNLEVEL", "3").env("RUST_BACKTRACE", "1").arg(&name).args(["--", "true"]).run();
+        run.exited(73).one_line(&["its name has 196 bytes"]);
+    }
+}
