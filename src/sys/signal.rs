@@ -96,7 +96,10 @@ impl AsFd for Signals {
 /// Tells that a signal has arrived which will end this process once it is let through: for what must be
 /// tidied up before. It stays pending.
 #[derive(Debug)]
-pub struct Fatal(SignalFd);
+pub struct Fatal {
+    arrived: SignalFd,
+    set: SigSet,
+}
 
 impl Fatal {
     /// Those that were neither blocked nor ignored on entry, and whose default action ends a process.
@@ -117,14 +120,26 @@ impl Fatal {
                 fatal.remove(signal);
             }
         }
-        SignalFd::with_flags(&fatal, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map(Fatal)
+        let arrived = SignalFd::with_flags(&fatal, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+        Ok(Fatal { arrived, set: fatal })
     }
 
     /// Waits until one has arrived (`true`) or `other` is readable; for at most `for_ms`.
     pub fn or_readable(&self, other: BorrowedFd<'_>, for_ms: u64) -> bool {
         let timeout = PollTimeout::try_from(for_ms.min(60_000)).unwrap_or(PollTimeout::ZERO);
-        let mut both = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN), PollFd::new(other, PollFlags::POLLIN)];
+        let mut both = [PollFd::new(self.arrived.as_fd(), PollFlags::POLLIN), PollFd::new(other, PollFlags::POLLIN)];
         poll(&mut both, timeout).is_ok_and(|ready| ready > 0) && both[0].any().unwrap_or(false)
+    }
+
+    /// Those that it tells of.
+    pub(super) fn set(&self) -> SigSet {
+        self.set
+    }
+}
+
+impl AsFd for Fatal {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.arrived.as_fd()
     }
 }
 

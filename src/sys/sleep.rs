@@ -1,7 +1,7 @@
 //! Waiting without a lock: asleep on a guard or on a clock, while signals act as they did on entry.
 
 use std::ffi::OsStr;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use super::clock::boot_ms;
 use super::file::{Dir, File};
 use super::hook;
 use super::lookout::{Lookout, Watch};
-use super::signal::{self, OnEntry};
+use super::signal::{self, Fatal, OnEntry};
 
 /// Whether SIGALRM was ignored on entry: then one that another process sends still is.
 static ALARM_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
@@ -119,6 +119,24 @@ impl Sleeper {
             match nix::poll::ppoll(&mut readable, Some(timeout), Some(self.mask)) {
                 Ok(0) => return false,
                 Ok(_) => return true,
+                Err(_) if boot_ms() >= until_ms => return false,
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Sleeps until `descriptor` is readable, at most for `for_ms`, while those signals act that do not end this
+    /// process. `true`: one has arrived that will, once it is let through.
+    pub fn sleep_unless(&self, fatal: &Fatal, descriptor: BorrowedFd<'_>, for_ms: u64) -> bool {
+        let until_ms = boot_ms().saturating_add(for_ms);
+        let mut mask = self.mask;
+        mask.extend(&fatal.set());
+        loop {
+            let timeout = TimeSpec::from_duration(Duration::from_millis(until_ms.saturating_sub(boot_ms())));
+            let readable = |descriptor| PollFd::new(descriptor, PollFlags::POLLIN);
+            let mut both = [readable(fatal.as_fd()), readable(descriptor)];
+            match nix::poll::ppoll(&mut both, Some(timeout), Some(mask)) {
+                Ok(_) => return both[0].any().unwrap_or(false),
                 Err(_) if boot_ms() >= until_ms => return false,
                 Err(_) => {}
             }

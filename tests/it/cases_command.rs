@@ -6,33 +6,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use crate::harness::{Sandbox, age, eventually, inode, plant, planted, record, send, slots, with_record};
-
-#[test]
-fn c37_the_commands_status_is_passed_on_unchanged() {
-    let sandbox = Sandbox::new();
-    for code in [0, 1, 2, 64, 75, 76, 77, 124, 125, 126, 127, 128, 200, 255] {
-        sandbox.withlock().lock().sh(format!("exit {code}")).run().exited(code).silent();
-    }
-    for signal in [1, 2, 3, 6, 8, 9, 11, 13, 14, 15, 31, 34, 50, 64] {
-        let finished = sandbox.withlock().lock().sh(format!("kill -{signal} $$; exit 99")).run();
-        finished.exited(128 + signal).silent();
-        assert!(sandbox.names().is_empty());
-    }
-}
-
-#[test]
-fn c37_held_and_failed_are_told_apart_and_the_code_for_held_can_be_chosen() {
-    let sandbox = Sandbox::new();
-    plant(&sandbox.lock(), &planted(3_600_000), 0);
-    let held = |options: &[&str]| sandbox.withlock().args(options).lock().args(["--", "true"]).run();
-    held(&["-n"]).exited(75).one_line(&["a.lock", "dead-job", "withlock inspect"]);
-    held(&["-w", "50ms"]).exited(75);
-    for code in [0, 1, 42, 255] {
-        held(&["-n", "-E", &code.to_string()]).exited(code);
-        held(&["-n", &format!("--conflict-exit-code={code}")]).exited(code);
-    }
-}
+use crate::harness::{Sandbox, age, eventually, inode, plant, planted, record, slots, with_record};
 
 #[test]
 fn c37_nonsense_is_a_usage_error_before_anything_is_created_or_run() {
@@ -102,35 +76,6 @@ fn c37_a_command_that_cannot_be_run_is_127_or_126_and_the_lock_is_released() {
 }
 
 #[test]
-fn a_script_without_an_interpreter_line_runs_as_from_a_shell() {
-    let sandbox = Sandbox::new();
-    fs::write(sandbox.path("script"), "echo \"$0|$1|$#\"\nexit 5\n").expect("a file");
-    sandbox.chmod(sandbox.path("script"), 0o755);
-    let finished = sandbox.withlock().lock().args(["--", "./script", "a b"]).run();
-    finished.exited(5).silent();
-    assert_eq!(finished.out(), "./script|a b|1\n");
-}
-
-#[test]
-fn a_command_line_reads_as_flock_users_write_it() {
-    let sandbox = Sandbox::new();
-    for run in [
-        sandbox.withlock().lock().args(["echo", "-n", "hi"]),
-        sandbox.withlock().lock().args(["--", "echo", "-n", "hi"]),
-        sandbox.withlock().lock().args(["-c", "echo -n hi"]),
-        sandbox.withlock().args(["--nonblock"]).lock().args(["--command", "echo -n hi"]),
-        sandbox.withlock().args(["--nb"]).lock().args(["printf", "hi"]),
-        sandbox.withlock().args(["--timeout", "1.5"]).lock().args(["printf", "hi"]),
-        sandbox.withlock().args(["--no-wait"]).lock().args(["printf", "%s", "hi"]),
-        sandbox.withlock().args(["-w1m30s"]).lock().args(["printf", "%s", "hi"]),
-    ] {
-        let finished = run.run();
-        finished.exited(0).silent();
-        assert!(finished.out() == "hi" || finished.out() == "-n hi\n", "{finished}");
-    }
-}
-
-#[test]
 fn c38_the_lock_is_released_when_the_direct_child_ends_whoever_lives_on() {
     let sandbox = Sandbox::new();
     let mut gate = sandbox.gate();
@@ -147,15 +92,6 @@ fn c38_the_lock_is_released_when_the_direct_child_ends_whoever_lives_on() {
     sandbox.withlock().arg("-n").lock().args(["--", "true"]).run().exited(0).silent();
     assert!(crate::harness::process(survivor).is_some_and(|process| process.state != 'Z'), "the child lives on");
     gate.open();
-}
-
-#[test]
-fn c38_a_command_substitution_does_not_wait_for_a_silent_daemon() {
-    let sandbox = Sandbox::new();
-    let text = "out=$(\"$WL\" \"$L\" -- sh -c 'sleep 1000 >/dev/null 2>&1 & echo hi'); echo \"[$out]\"";
-    let finished = sandbox.sh(text).run();
-    finished.exited(0).silent();
-    assert_eq!(finished.out(), "[hi]\n");
 }
 
 #[test]
@@ -246,18 +182,6 @@ fn c39_without_an_inherited_guard_a_second_copy_runs_beside_the_orphaned_command
 }
 
 #[test]
-fn c41_standard_input_belongs_to_the_command_to_the_last_byte() {
-    let sandbox = Sandbox::new();
-    let data: Vec<u8> = (0..200_000_u32).map(|at| at.to_le_bytes()[at as usize % 4]).collect();
-    let finished = sandbox.withlock().arg("-v").lock().args(["--", "cat"]).input(&data).run();
-    finished.exited(0);
-    assert!(finished.stdout == data);
-    // Two commands, one after the other, share one input: neither wrapper reads ahead.
-    let text = "\"$WL\" \"$L\" -- head -c 3; \"$WL\" \"$L\" -- cat";
-    assert_eq!(sandbox.sh(text).input(b"abcdef").run().exited(0).out(), "abcdef");
-}
-
-#[test]
 fn c41_nothing_is_read_from_or_printed_to_what_belongs_to_the_command_while_it_waits() {
     let sandbox = Sandbox::new();
     let mut gate = sandbox.gate();
@@ -319,39 +243,6 @@ fn c42_a_lock_taken_again_below_itself_is_refused_at_once() {
 }
 
 #[test]
-fn c42_a_lock_is_re_entered_on_request_and_released_by_the_outer_holder_only() {
-    let sandbox = Sandbox::new();
-    let body = "\"$WL\" --reentrant -n \"$L\" -- sh -c 'ls; exit 7'; code=$?; ls; exit $code";
-    let finished = sandbox.withlock().lock().sh(body).run();
-    finished.exited(7).silent();
-    assert_eq!(finished.out(), "a.lock\na.lock\n", "still held after the inner one ended");
-    assert!(sandbox.names().is_empty());
-}
-
-#[test]
-fn c42_the_variable_is_no_bypass_for_a_process_that_outlived_the_hold() {
-    let sandbox = Sandbox::new();
-    let mut gate = sandbox.gate();
-    let mut inner = sandbox.gate();
-    // A background process that keeps the environment of a hold that has ended.
-    let survivor = format!("{}; \"$WL\" --reentrant -n \"$L\" -- touch ran; echo $? >code", gate.script());
-    let finished = sandbox.withlock().lock().sh(format!("sh -c '{survivor}' >/dev/null 2>&1 & exit 0")).run();
-    finished.exited(0);
-    gate.wait_inside();
-    let holder = sandbox.withlock().lock().sh(inner.script()).start();
-    inner.wait_inside();
-    gate.open();
-    let code = eventually("it has tried", || {
-        let text = fs::read_to_string(sandbox.path("code")).unwrap_or_default();
-        if text.ends_with('\n') { Ok(text) } else { Err(text) }
-    });
-    assert_eq!(code.trim(), "75");
-    assert!(!sandbox.path("ran").exists());
-    inner.open();
-    holder.wait().exited(0);
-}
-
-#[test]
 fn the_command_learns_lock_nonce_and_mode_from_its_environment() {
     let sandbox = Sandbox::new();
     let print =
@@ -398,20 +289,4 @@ fn the_command_stays_in_the_wrappers_group_and_session_with_its_directory_and_um
     };
     let (bare, wrapped_fields) = (fields(bare.out()), fields(wrapped.out()));
     assert_eq!((bare.0, bare.2), (wrapped_fields.0, wrapped_fields.2));
-}
-
-#[test]
-fn a_real_stop_of_the_command_alone_does_not_hang_the_wrapper() {
-    let sandbox = Sandbox::new();
-    let mut gate = sandbox.gate();
-    let running = sandbox.withlock().lock().sh(gate.script()).start();
-    let command = gate.wait_inside();
-    send(command, Signal::SIGSTOP);
-    eventually("the command is stopped", || match crate::harness::process(command) {
-        Some(process) if process.state == 'T' => Ok(()),
-        other => Err(other),
-    });
-    send(command, Signal::SIGCONT);
-    gate.open();
-    running.wait().exited(0).silent();
 }

@@ -91,21 +91,6 @@ fn c30_queued_real_time_signals_all_reach_the_child_none_twice() {
 }
 
 #[test]
-fn c30_a_child_that_dies_of_the_signal_gives_its_status_and_the_lock_is_free_afterwards() {
-    for (signal, code) in [(Signal::SIGTERM, 143), (Signal::SIGINT, 130), (Signal::SIGHUP, 129), (Signal::SIGQUIT, 131)]
-    {
-        let sandbox = Sandbox::new();
-        let mut gate = sandbox.gate();
-        let running = sandbox.withlock().lock().sh(gate.script()).start();
-        gate.wait_inside();
-        running.send(signal);
-        running.wait().exited(code).silent();
-        assert!(sandbox.names().is_empty(), "{signal}");
-        sandbox.wait_until_nothing_runs();
-    }
-}
-
-#[test]
 fn c30_in_300_random_moments_a_signal_leaks_no_lock_and_leaves_no_orphan() {
     let mut moments = Moments::new("random signals");
     let signals = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT, Signal::SIGUSR1];
@@ -229,34 +214,6 @@ fn c31_after_a_loss_the_command_is_ended_with_all_its_descendants() {
 }
 
 #[test]
-fn c31_after_a_loss_a_stopped_command_is_ended_too() {
-    let sandbox = Sandbox::new();
-    let mut gate = sandbox.gate();
-    let running = sandbox.withlock().args(["--kill-after", "300ms"]).lock().sh(gate.script()).start();
-    let command = gate.wait_inside();
-    // SIGSTOP, which no wrapper should take for the terminal's stop.
-    send(command, Signal::SIGSTOP);
-    fs::remove_file(sandbox.lock()).expect("the lock is there");
-    running.wait().exited(76);
-    assert!(sandbox.processes().is_empty());
-}
-
-#[test]
-fn c31_after_a_loss_the_command_is_only_warned_about_where_that_was_asked_for() {
-    let sandbox = Sandbox::new();
-    let mut gate = sandbox.gate();
-    let running = sandbox.withlock().args(["--on-lost", "warn"]).lock().sh(gate.script()).start();
-    let command = gate.wait_inside();
-    fs::remove_file(sandbox.lock()).expect("the lock is there");
-    running.wait_for_stderr("lost");
-    assert!(process(command).is_some_and(|process| process.state != 'Z'), "the command goes on");
-    gate.open();
-    let finished = running.wait();
-    finished.exited(76);
-    assert_eq!(finished.err().matches("lost").count(), finished.err().lines().count(), "{}", finished.err());
-}
-
-#[test]
 fn c44_max_hold_ends_the_whole_tree_also_what_ignores_term() {
     let sandbox = Sandbox::new();
     let mut gate = sandbox.gate();
@@ -271,16 +228,6 @@ fn c44_max_hold_ends_the_whole_tree_also_what_ignores_term() {
     assert!(finished.ended - begun >= Duration::from_millis(800), "{finished}");
     assert!(sandbox.processes().is_empty(), "{:?}", sandbox.processes());
     assert!(sandbox.names().is_empty(), "released: {:?}", sandbox.names());
-}
-
-#[test]
-fn c44_a_command_that_ends_on_term_is_not_waited_for_longer_and_one_in_time_is_left_alone() {
-    let sandbox = Sandbox::new();
-    let run = sandbox.withlock().args(["--max-hold", "500ms", "--kill-after", "1h"]).lock();
-    let finished = run.args(["--", "sleep", "1000"]).run();
-    finished.exited(124);
-    assert!(finished.took < Duration::from_secs(10), "{finished}");
-    sandbox.withlock().args(["--max-hold", "1h"]).lock().args(["--", "true"]).run().exited(0).silent();
 }
 
 /// The lines about signals of /proc/self/status, as a program shows them. Signals 32 and 33 are left
@@ -383,20 +330,6 @@ fn c34_a_signal_that_was_ignored_on_entry_does_not_end_a_waiter() {
         }
     }
     holder.wait().exited(0);
-}
-
-#[test]
-fn c34_nohup_stays_in_force_for_the_wrapper_and_the_command() {
-    let sandbox = Sandbox::new();
-    let mut gate = sandbox.gate();
-    let running = sandbox.withlock().lock().sh(gate.script()).through(["nohup"]).start();
-    let command = gate.wait_inside();
-    running.send(Signal::SIGHUP);
-    send(command, Signal::SIGHUP);
-    // Signals are delivered in any order, but both are delivered before anything else is read.
-    gate.open();
-    running.wait().exited(0);
-    assert!(sandbox.names().is_empty());
 }
 
 /// `unshare` gives the wrapper a pid namespace in which it is process 1. Needs root.

@@ -325,6 +325,53 @@ fn without_the_taking_back_a_signal_leaks_the_lock() {
     assert!(leaked, "no lock leaked: the test above has no power");
 }
 
+/// Waiters that are ended at random moments around the release that they wait for; the keys that are left, and how
+/// many were ended before COMMAND, and not.
+fn interrupt_waiters(cluster: &Cluster, sandbox: &Sandbox, left_out: &str) -> (Vec<String>, usize, usize) {
+    let mut moments = Moments::new("signals to waiters");
+    let waiting = |at: usize| {
+        let lock = cluster.lock(&format!("turn-{at}"));
+        let nonce = sandbox.withlock().args(["acquire", &lock]).run().exited(0).out().trim_end().to_owned();
+        let waiter = sandbox.withlock().leave_out(left_out).arg(&lock).args(["--", "sleep", "0.005"]).start();
+        (lock, nonce, waiter)
+    };
+    let all: Vec<_> = (0..40).map(waiting).collect();
+    all.iter().for_each(|(_, _, waiter)| waiter.wait_for_stderr("waiting, held"));
+    let (mut killed, mut ran) = (0, 0);
+    for (lock, nonce, waiter) in all {
+        let release = sandbox.withlock().args(["release", "--nonce", &nonce, &lock]).start();
+        // This is the random moment itself, not a wait for anything.
+        std::thread::sleep(moments.within(Duration::from_millis(25)));
+        waiter.send(Signal::SIGTERM);
+        match waiter.wait().status {
+            status if status.signal() == Some(15) => killed += 1,
+            _ => ran += 1,
+        }
+        release.wait().exited(0);
+    }
+    sandbox.wait_until_nothing_runs();
+    (cluster.keys("turn-"), killed, ran)
+}
+
+#[test]
+fn a_waiter_ended_at_any_moment_around_its_turn_leaks_no_lock() {
+    let (cluster, sandbox) = (Cluster::start(1), Sandbox::new());
+    let (mut killed, mut ran) = (0, 0);
+    // The power of the test: both kinds of moments are met.
+    while killed < 10 || ran < 10 {
+        let (left, killed_now, ran_now) = interrupt_waiters(&cluster, &sandbox, "");
+        assert_eq!(left, Vec::<String>::new());
+        (killed, ran) = (killed + killed_now, ran + ran_now);
+    }
+}
+
+#[test]
+fn without_the_taking_back_a_waiter_that_is_ended_leaks_the_lock() {
+    let (cluster, sandbox) = (Cluster::start(1), Sandbox::new());
+    let leaked = (0..10).any(|_| !interrupt_waiters(&cluster, &sandbox, "take-back").0.is_empty());
+    assert!(leaked, "no lock leaked: the test above has no power");
+}
+
 #[test]
 fn the_supervisor_hands_signals_on_while_a_renewal_gets_no_answer() {
     let (cluster, sandbox) = (Cluster::start(1), Sandbox::new());

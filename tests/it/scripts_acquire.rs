@@ -333,16 +333,6 @@ fn export_without_a_fence_takes_an_enclosing_token_away() {
 }
 
 #[test]
-fn c42_what_a_script_has_acquired_is_refused_below_it_at_once() {
-    let sandbox = Sandbox::new();
-    let text = "eval \"$(\"$WL\" acquire --export \"$L\")\"; \"$WL\" acquire \"$L\"; echo $?; \"$WL\" \"$L\" -- true; echo $?; \
-                \"$WL\" --reentrant \"$L\" -- true; echo $?; \"$WL\" release; \"$WL\" -n \"$L\" -- true; echo $?";
-    let finished = sandbox.sh(text).run();
-    finished.exited(0).says(&["held by an ancestor of this process"]);
-    assert_eq!(finished.out(), "78\n78\n0\n0\n", "the last: the variable counts only while the file has that nonce");
-}
-
-#[test]
 fn a_nonce_that_cannot_be_printed_leaves_no_lock_behind() {
     let sandbox = Sandbox::new();
     for options in [&[][..], &["--export"], &["--for-pid", "1"]] {

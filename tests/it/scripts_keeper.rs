@@ -250,18 +250,6 @@ fn a_keeper_whose_lock_is_broken_or_removed_ends_at_once_though_its_process_live
 }
 
 #[test]
-fn a_keeper_that_is_killed_leaves_a_lock_that_expires() {
-    let sandbox = Sandbox::new();
-    let mut gate = sandbox.gate();
-    let holder = script(&sandbox, "--ttl 1s", &gate.script()).start();
-    gate.wait_inside();
-    send(keeper(&sandbox).pid, Signal::SIGKILL);
-    sandbox.withlock().args(["-q", "-w", "40s"]).lock().args(["--", "true"]).run().exited(0).silent();
-    gate.open();
-    holder.wait().exited(0);
-}
-
-#[test]
 fn a_keeper_that_was_suspended_with_its_process_keeps_the_lock() {
     let sandbox = Sandbox::new();
     let mut gate = sandbox.gate();

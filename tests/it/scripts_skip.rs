@@ -1,29 +1,8 @@
 //! `--skip-if`: is COMMAND still needed, now that the lock is had? And `--on-busy run`: COMMAND without it.
 
-use std::time::Duration;
-
 use nix::sys::signal::Signal;
 
 use crate::harness::{Sandbox, eventually, record};
-
-#[test]
-fn a_condition_that_succeeds_makes_the_command_needless_and_gives_the_lock_back() {
-    let sandbox = Sandbox::new();
-    let finished = sandbox.withlock().args(["--skip-if", "echo asked"]).lock().args(["--", "touch", "ran"]).run();
-    finished.exited(0).silent();
-    assert_eq!(finished.out(), "asked\n");
-    assert_eq!(sandbox.names(), [""; 0]);
-}
-
-#[test]
-fn a_condition_that_fails_in_whatever_way_lets_the_command_run_with_its_own_status() {
-    let sandbox = Sandbox::new();
-    for condition in ["false", "exit 77", "exit 124", "no-such-program 2>/dev/null", "exit 128"] {
-        let finished = sandbox.withlock().args(["--skip-if", condition]).lock().sh("exit 9").run();
-        finished.exited(9).silent();
-        assert_eq!(sandbox.names(), [""; 0], "{condition}");
-    }
-}
 
 #[test]
 fn the_condition_is_asked_under_the_lock_and_told_what_the_command_is_told() {
@@ -45,26 +24,6 @@ fn the_condition_is_asked_under_the_lock_and_told_what_the_command_is_told() {
 }
 
 #[test]
-fn standard_input_belongs_to_the_command_to_its_first_byte() {
-    let sandbox = Sandbox::new();
-    let finished =
-        sandbox.withlock().args(["--skip-if", "cat; false"]).lock().args(["--", "cat"]).input(b"for the command").run();
-    finished.exited(0).silent();
-    assert_eq!(finished.out(), "for the command");
-}
-
-#[test]
-fn a_signal_that_ends_the_condition_was_meant_for_the_command_as_well() {
-    let sandbox = Sandbox::new();
-    let mut gate = sandbox.gate();
-    let run = sandbox.withlock().args(["--skip-if", &gate.script()]).lock().args(["--", "touch", "ran"]).start();
-    gate.wait_inside();
-    run.send(Signal::SIGTERM);
-    run.wait().exited(128 + 15);
-    assert_eq!(sandbox.names(), [""; 0], "not run, and released");
-}
-
-#[test]
 fn a_lock_that_is_lost_while_the_condition_is_asked_keeps_the_command_from_running() {
     for on_lost in ["terminate", "warn"] {
         let sandbox = Sandbox::new();
@@ -82,16 +41,6 @@ fn a_lock_that_is_lost_while_the_condition_is_asked_keeps_the_command_from_runni
 }
 
 #[test]
-fn a_condition_that_hangs_is_ended_by_max_hold() {
-    let sandbox = Sandbox::new();
-    let run = sandbox.withlock().args(["--max-hold", "200ms", "--skip-if", "sleep 600"]).lock();
-    let finished = run.args(["--", "touch", "ran"]).run();
-    finished.exited(124).one_line(&["--max-hold"]);
-    assert!(finished.took < Duration::from_secs(10));
-    assert_eq!(sandbox.names(), [""; 0]);
-}
-
-#[test]
 fn who_does_not_get_the_lock_does_not_ask() {
     let sandbox = Sandbox::new();
     let mut gate = sandbox.gate();
@@ -106,17 +55,6 @@ fn who_does_not_get_the_lock_does_not_ask() {
     gate.open();
     holder.wait().exited(0);
     assert_eq!(sandbox.names(), [""; 0]);
-}
-
-#[test]
-fn below_an_ancestor_that_has_the_lock_the_condition_is_asked_too() {
-    let sandbox = Sandbox::new();
-    for (condition, out) in [("true", ""), ("false", "ran\n")] {
-        let text = format!("\"$WL\" --reentrant --skip-if {condition} \"$L\" -- echo ran");
-        let finished = sandbox.withlock().lock().sh(text).run();
-        finished.exited(0).silent();
-        assert_eq!(finished.out(), out);
-    }
 }
 
 #[test]

@@ -2,8 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use crate::address::Address;
 use crate::lease::renew_every_ms;
@@ -20,12 +19,13 @@ use crate::sys::sleep::Sleeper;
 use crate::sys::{Errno, describe, random};
 
 use super::access;
+use super::claim::{Claim, Created, Progress, Standby, Stood};
 use super::client::{Client, Failure, PATIENCE_MS};
 use super::ears::{Ears, Heard, Task};
 use super::held::EtcdHeld;
-use super::key::{Created, Epoch, Place, Rest, rest};
-use super::lease::{Lease, fresh_id};
-use super::wire::{self, KeyValue, code};
+use super::key::{Epoch, Place, Rest, rest};
+use super::lease::Lease;
+use super::wire::KeyValue;
 
 /// The longest a waiter relies on its watch, in milliseconds: a connection may have died in silence.
 const BACKSTOP_MS: u64 = 10_000;
@@ -33,8 +33,6 @@ const BACKSTOP_MS: u64 = 10_000;
 const RETRY_MS: u64 = 1_000;
 /// How long what an interrupted attempt may have left behind is tidied up, in milliseconds.
 const TIDY_MS: u64 = 80;
-/// Leases that ran out within one attempt before it gives up for now.
-const TURNS: u32 = 3;
 
 /// Takes and waits for the lock at one key.
 pub(crate) struct EtcdStore {
@@ -46,6 +44,10 @@ pub(crate) struct EtcdStore {
     /// The record that is offered, always the same one: should a request that was given up have been
     /// carried out after all, the next attempt finds its own.
     record: Option<Record>,
+    /// What is to happen at once when the key goes while we wait.
+    standby: Standby,
+    /// What came of it, for the next attempt.
+    made: Option<Box<(Record, Created)>>,
     /// Our lease. It is kept while we wait, so that a lock that becomes free is one request away.
     lease: Option<Lease>,
     /// The holder that was seen last, with what was learnt about its lease, and the revision as of which.
@@ -65,6 +67,8 @@ impl EtcdStore {
             fatal: Fatal::open(on_entry).map_err(system)?,
             ears: Some(Ears::new().map_err(system)?),
             record: None,
+            standby: Standby::default(),
+            made: None,
             lease: None,
             seen: None,
             seen_revision: 0,
@@ -109,18 +113,120 @@ impl EtcdStore {
             if !self.fatal.or_readable(task.descriptor(), 60_000) {
                 continue;
             }
-            if left_out(Step::TakeBack) {
-                self.sleeper.let_signals_act();
-            }
-            progress.abandoned.store(true, Ordering::SeqCst);
-            let (client, id) = (self.place.client.clone(), progress.id.load(Ordering::SeqCst));
-            if let Ok(tidying) = Task::start(move || Lease::revoke(id, &client, TIDY_MS)) {
-                tidying.wait(TIDY_MS);
-            }
-            self.sleeper.let_signals_act();
+            self.take_back(&progress);
             // Still here: it was let through to nobody's harm.
             return Err(Failure::Unreachable { why: "interrupted".into(), standing: false });
         }
+    }
+
+    /// A signal has arrived that will end us: what an unfinished attempt may leave behind is taken back before
+    /// the signal acts.
+    fn take_back(&self, progress: &Progress) {
+        if left_out(Step::TakeBack) {
+            self.sleeper.let_signals_act();
+        }
+        let (client, id) = (self.place.client.clone(), progress.abandon());
+        if let Ok(tidying) = Task::start(move || Lease::revoke(id, &client, TIDY_MS)) {
+            tidying.wait(TIDY_MS);
+        }
+        self.sleeper.let_signals_act();
+    }
+
+    /// The lock as it was granted.
+    fn granted(&mut self, mut record: Record, create_revision: i64, lease: Lease) -> Result<Attempt, Fault> {
+        self.failures = 0;
+        self.record = None;
+        // It serves the lock now.
+        self.lease = None;
+        record.ttl_ms = lease.ttl_ms;
+        record.fence = u64::try_from(create_revision).ok();
+        let ears = match self.ears.take() {
+            Some(ears) => ears,
+            None => Ears::new().map_err(|errno| Fault::System { path: Vec::new(), doing: "open a pipe", errno })?,
+        };
+        let held = EtcdHeld::new(self.place.clone(), record, create_revision, lease, ears);
+        Ok(Attempt::Granted(Box::new(held)))
+    }
+
+    /// Whether what was to happen when the key goes has begun; if not, it never will.
+    fn stand_down(&mut self) -> bool {
+        match self.standby.take_back() {
+            Stood::Idle => false,
+            Stood::UnderWay => true,
+            Stood::Made(made) => {
+                self.made = made;
+                false
+            }
+        }
+    }
+
+    /// Waits for the key to go. Also says whether the word was said.
+    ///
+    /// Whoever hears that it is gone claims it at once: to hand the news on first would take as long as all the
+    /// rest that is ours. So a signal that ends us finds perhaps something to be taken back, as in an attempt.
+    fn listen(&mut self, ears: &mut Ears, busy: &Busy, for_ms: u64, mut word: Option<Word>) -> bool {
+        let until_ms = boot_ms().saturating_add(for_ms.min(busy.look_again_ms));
+        let mut said = false;
+        let progress = self.stand_by();
+        loop {
+            while let Some(heard) = ears.take() {
+                match heard {
+                    Heard::Deleted { revision } if revision > self.seen_revision && !self.stand_down() => return said,
+                    Heard::WatchEnded if !self.stand_down() => {
+                        // Its server is gone, or cut off: the next attempt finds one that is not.
+                        if self.made.is_none() {
+                            self.sleeper.sleep(random::jittered_ms(100).min(for_ms));
+                        }
+                        return said;
+                    }
+                    _ => {}
+                }
+            }
+            // Also by a watch that another has replaced meanwhile.
+            if self.standby.has_made() {
+                self.stand_down();
+                return said;
+            }
+            if !ears.is_watching(&self.place.client) {
+                let standby = self.standby.clone();
+                ears.watch(&self.place.client, &self.place.key, self.seen_revision + 1, move |at| standby.act(at));
+            }
+            let now_ms = boot_ms();
+            if let Some(due) = word.take_if(|word| now_ms >= word.at_boot_ms) {
+                output::raw(&due.line);
+                said = true;
+            }
+            if now_ms >= until_ms && !self.stand_down() {
+                return said;
+            }
+            let next_ms = word.as_ref().map_or(until_ms, |word| word.at_boot_ms.min(until_ms));
+            let for_ms = if now_ms >= until_ms { PATIENCE_MS } else { next_ms.saturating_sub(now_ms) };
+            if self.sleeper.sleep_unless(&self.fatal, ears.descriptor(), for_ms) {
+                if self.stand_down() || self.made.is_some() {
+                    self.take_back(&progress);
+                    // Still here: it was let through to nobody's harm. What was taken back is not ours.
+                    (self.standby, self.made, self.lease) = (Standby::default(), None, None);
+                    return said;
+                }
+                self.sleeper.let_signals_act();
+            }
+        }
+    }
+
+    /// Prepares what is to happen when the key goes.
+    fn stand_by(&mut self) -> Arc<Progress> {
+        let progress = Arc::new(Progress::from(self.lease));
+        self.made = None;
+        if let (Some(record), Some(lease)) = (&self.record, self.lease) {
+            let claim = Claim {
+                place: self.place.clone(),
+                record: record.clone(),
+                ttl_ms: lease.ttl_ms,
+                progress: Arc::clone(&progress),
+            };
+            self.standby.prepare(claim, self.seen_revision);
+        }
+        progress
     }
 
     fn busy(&mut self, found: &KeyValue, revision: i64) -> Result<Attempt, Fault> {
@@ -195,129 +301,20 @@ fn no_thread(errno: Errno) -> Failure {
     Failure::Refused { code: 0, why: format!("cannot start a thread: {}", describe(errno)) }
 }
 
-/// One attempt to create the key.
-struct Claim {
-    place: Place,
-    record: Record,
-    ttl_ms: u64,
-    progress: Arc<Progress>,
-}
-
-/// What an attempt has come to, for whoever must take it back or go on with it.
-struct Progress {
-    /// The number of the lease under which the key is created.
-    id: AtomicI64,
-    lease: Mutex<Option<Lease>>,
-    /// Nothing more is to be begun.
-    abandoned: AtomicBool,
-}
-
-impl Progress {
-    fn from(lease: Option<Lease>) -> Self {
-        let id = lease.map_or_else(fresh_id, |lease| lease.id);
-        Progress { id: AtomicI64::new(id), lease: Mutex::new(lease), abandoned: AtomicBool::new(false) }
-    }
-
-    fn lease(&self) -> Option<Lease> {
-        *self.lease.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn set_lease(&self, lease: Option<Lease>) {
-        *self.lease.lock().unwrap_or_else(PoisonError::into_inner) = lease;
-        if lease.is_none() {
-            // Another number for the next.
-            self.id.store(fresh_id(), Ordering::SeqCst);
-        }
-    }
-}
-
-impl Claim {
-    fn create(mut self) -> Result<Created, Failure> {
-        for _ in 0..TURNS {
-            let Some(lease) = self.lease()? else { continue };
-            if self.progress.abandoned.load(Ordering::SeqCst) {
-                break;
-            }
-            self.record.ttl_ms = lease.ttl_ms;
-            let txn = match self.transact(&lease) {
-                // The lease has run out in between.
-                Err(Failure::Refused { code: code::NOT_FOUND, .. }) => {
-                    self.progress.set_lease(None);
-                    continue;
-                }
-                other => other?,
-            };
-            let revision = txn.header.revision.0;
-            if txn.succeeded {
-                // No time lost, else renew first: what is not confirmed does not count.
-                match self.lease()? {
-                    Some(lease) => return Ok(Created::Ours { create_revision: revision, lease }),
-                    None => continue,
-                }
-            }
-            let Some(found) = txn.found() else { continue };
-            if found.lease.0 == lease.id && self.is_ours(&found) {
-                // An earlier request that got no answer was carried out.
-                match self.lease()? {
-                    Some(lease) => return Ok(Created::Ours { create_revision: found.create_revision.0, lease }),
-                    None => continue,
-                }
-            }
-            return Ok(Created::Taken { found, revision, lease });
-        }
-        Err(Failure::Unreachable { why: "its leases run out before they can be used".into(), standing: false })
-    }
-
-    /// A lease with time left; `None` if the one that we had has run out.
-    fn lease(&self) -> Result<Option<Lease>, Failure> {
-        let client = &self.place.client;
-        let lease = match self.progress.lease() {
-            Some(lease) if !lease.is_old() => return Ok(Some(lease)),
-            Some(lease) => lease.keep_alive(client, PATIENCE_MS)?,
-            None => Some(Lease::grant(client, self.progress.id.load(Ordering::SeqCst), self.ttl_ms)?),
-        };
-        self.progress.set_lease(lease);
-        Ok(lease)
-    }
-
-    /// The arbiter: the key is created by whoever finds that it does not exist. Nothing else ever confers
-    /// the lock.
-    fn transact(&self, lease: &Lease) -> Result<wire::Txn, Failure> {
-        let key = &self.place.key;
-        let free = [wire::created_at(key, 0)];
-        let question = wire::txn(
-            if left_out(Step::Exclusive) { &[] } else { &free },
-            &[wire::put(key, &self.record.encode(), lease.id)],
-            &[wire::read(key)],
-        );
-        self.place.client.ask("kv/txn", &question, PATIENCE_MS).map(|answer| answer.value)
-    }
-
-    fn is_ours(&self, found: &KeyValue) -> bool {
-        self.place.read(found).is_ok_and(|epoch| epoch.record.nonce == self.record.nonce)
-    }
-}
-
 impl Store for EtcdStore {
     fn attempt(&mut self, offer: &Offer) -> Result<Attempt, Fault> {
-        let mut record = self.record.take().unwrap_or_else(|| self.fresh_record(offer));
-        record.claimed_at_ms = wall_ms();
-        self.record = Some(record.clone());
-        match self.create(record.clone(), offer.ttl_ms) {
-            Ok(Created::Ours { create_revision, lease }) => {
-                self.failures = 0;
-                self.record = None;
-                record.ttl_ms = lease.ttl_ms;
-                record.fence = u64::try_from(create_revision).ok();
-                let ears = match self.ears.take() {
-                    Some(ears) => ears,
-                    None => {
-                        Ears::new().map_err(|errno| Fault::System { path: Vec::new(), doing: "open a pipe", errno })?
-                    }
-                };
-                let held = EtcdHeld::new(self.place.clone(), record, create_revision, lease, ears);
-                Ok(Attempt::Granted(Box::new(held)))
+        let (record, created) = match self.made.take().map(|made| *made) {
+            // A lease that has grown old meanwhile is confirmed first.
+            Some((record, created)) if !created.lease().is_old() => (record, Ok(created)),
+            _ => {
+                let mut record = self.record.take().unwrap_or_else(|| self.fresh_record(offer));
+                record.claimed_at_ms = wall_ms();
+                self.record = Some(record.clone());
+                (record.clone(), self.create(record, offer.ttl_ms))
             }
+        };
+        match created {
+            Ok(Created::Ours { create_revision, lease }) => self.granted(record, create_revision, lease),
             Ok(Created::Taken { found, revision, lease }) => {
                 self.failures = 0;
                 self.lease = Some(lease);
@@ -333,36 +330,10 @@ impl Store for EtcdStore {
     }
 
     fn wait(&mut self, busy: &Busy, for_ms: u64, word: Option<Word>) -> Result<bool, Fault> {
-        let Some(ears) = &mut self.ears else { return Ok(false) };
-        let until_ms = boot_ms().saturating_add(for_ms.min(busy.look_again_ms));
-        let mut word = word;
-        let mut said = false;
-        loop {
-            while let Some(heard) = ears.take() {
-                match heard {
-                    Heard::Deleted { revision } if revision > self.seen_revision => return Ok(said),
-                    Heard::WatchEnded => {
-                        // Its server is gone, or cut off: the next attempt finds one that is not.
-                        self.sleeper.sleep(random::jittered_ms(100).min(for_ms));
-                        return Ok(said);
-                    }
-                    _ => {}
-                }
-            }
-            if !ears.is_watching(&self.place.client) {
-                ears.watch(&self.place.client, &self.place.key, self.seen_revision + 1);
-            }
-            let now_ms = boot_ms();
-            if let Some(due) = word.take_if(|word| now_ms >= word.at_boot_ms) {
-                output::raw(&due.line);
-                said = true;
-            }
-            if now_ms >= until_ms {
-                return Ok(said);
-            }
-            let next_ms = word.as_ref().map_or(until_ms, |word| word.at_boot_ms.min(until_ms));
-            self.sleeper.sleep_until_readable(ears.descriptor(), next_ms - now_ms);
-        }
+        let Some(mut ears) = self.ears.take() else { return Ok(false) };
+        let said = self.listen(&mut ears, busy, for_ms, word);
+        self.ears = Some(ears);
+        Ok(said)
     }
 
     fn pause(&mut self, for_ms: u64) {

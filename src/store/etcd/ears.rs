@@ -78,8 +78,9 @@ impl Ears {
         self.watching && self.watched_endpoint == client.current()
     }
 
-    /// Watches `key` for all that happens from `revision` on.
-    pub(super) fn watch(&mut self, client: &Client, key: &[u8], revision: i64) {
+    /// Watches `key` for all that happens from `revision` on. What must follow at once when it is deleted,
+    /// as of some revision, `first` does before anybody is told.
+    pub(super) fn watch(&mut self, client: &Client, key: &[u8], revision: i64, first: impl Fn(i64) + Send + 'static) {
         self.watch += 1;
         self.watched_endpoint = client.current();
         let (client, key, watch) = (client.clone(), key.to_vec(), self.watch);
@@ -87,7 +88,12 @@ impl Ears {
         self.watching = spawn(move || {
             client.watch(&key, revision, |event| {
                 let revision = event.kv.mod_revision.0;
-                tell(if event.kind == "DELETE" { Heard::Deleted { revision } } else { Heard::Written { revision } })
+                if event.kind == "DELETE" {
+                    first(revision);
+                    tell(Heard::Deleted { revision })
+                } else {
+                    tell(Heard::Written { revision })
+                }
             });
             tell(Heard::WatchEnded);
         })

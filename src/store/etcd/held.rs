@@ -71,8 +71,9 @@ impl Mine {
         })
     }
 
-    /// Deletes the key if it is still ours; then the lease has served its purpose.
-    pub(super) fn release(&self) -> Result<(), NotReleased> {
+    /// Deletes the key if it is still ours; then the lease has served its purpose. In between the next one claims
+    /// the key, so what else has to be done is done first.
+    pub(super) fn release(&self, meanwhile: &mut dyn FnMut()) -> Result<(), NotReleased> {
         let key = &self.place.key;
         let question =
             wire::txn(&[wire::created_at(key, self.create_revision)], &[wire::delete(key)], &[wire::read(key)]);
@@ -104,6 +105,7 @@ impl Mine {
         };
         let released = txn.succeeded;
         let found = txn.found();
+        meanwhile();
         let _ = Lease::revoke(self.lease, &self.place.client, REVOKE_PATIENCE_MS);
         match found {
             _ if released => Ok(()),
@@ -167,7 +169,7 @@ impl Held for EtcdHeld {
     fn look(&mut self) -> Option<String> {
         let Mine { place, create_revision, .. } = &self.epoch;
         if !self.ears.is_watching(&place.client) {
-            self.ears.watch(&place.client, &place.key, create_revision + 1);
+            self.ears.watch(&place.client, &place.key, create_revision + 1, |_| {});
         }
         None
     }
@@ -207,7 +209,7 @@ impl Held for EtcdHeld {
         vec![Part { lock: None, held: self }]
     }
 
-    fn release(self: Box<Self>, _meanwhile: &mut dyn FnMut()) -> Result<Option<String>, NotReleased> {
-        self.epoch.release().map(|()| None)
+    fn release(self: Box<Self>, meanwhile: &mut dyn FnMut()) -> Result<Option<String>, NotReleased> {
+        self.epoch.release(meanwhile).map(|()| None)
     }
 }

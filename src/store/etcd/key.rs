@@ -7,7 +7,6 @@ use crate::record::{self, Content, Record};
 use crate::store::Fault;
 
 use super::client::{Client, Failure};
-use super::lease::Lease;
 use super::wire::{self, KeyValue};
 
 /// Where a lock in etcd is, and how it is asked for.
@@ -90,13 +89,4 @@ pub(super) fn rest(client: &Client, lease: i64, patience_ms: u64) -> Result<Rest
         return Ok(Rest::Over);
     };
     Ok(Rest::Of { remaining_ms: seconds * 1000, since_renewed_ms: granted.saturating_sub(seconds) * 1000 })
-}
-
-/// What became of an attempt to create the key.
-#[derive(Debug)]
-pub(super) enum Created {
-    /// It is ours. The lease is the one under which it lives.
-    Ours { create_revision: i64, lease: Lease },
-    /// Another's, as of this revision of the store.
-    Taken { found: KeyValue, revision: i64, lease: Lease },
 }

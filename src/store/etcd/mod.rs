@@ -7,6 +7,7 @@
 //! out, counted from the moment at which the last confirmed request was sent.
 
 mod access;
+mod claim;
 mod client;
 mod contender;
 mod ears;

@@ -261,7 +261,7 @@ impl Service for EtcdService {
             return Ok(Handed::NotNow("it is released when the command that runs under it ends".into()));
         }
         let mine = self.mine(epoch);
-        match self.ask(move |_| Ok(mine.release()))? {
+        match self.ask(move |_| Ok(mine.release(&mut || {})))? {
             Ok(()) => Ok(Handed::Done),
             Err(NotReleased::Lost(found)) => Ok(Handed::NotHeld(found)),
             Err(NotReleased::Failed(fault)) => Err(fault),
