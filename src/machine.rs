@@ -248,6 +248,11 @@ impl Machine {
         due_ms
     }
 
+    /// Whether COMMAND itself has ended; of its tree something may be left.
+    pub fn has_ended(&self) -> bool {
+        self.status.is_some()
+    }
+
     /// How it ended, once COMMAND has.
     pub fn outcome(&self) -> Option<Outcome> {
         let own = self.status?;
@@ -343,6 +348,8 @@ impl Machine {
             }
             // A hang-up of the terminal reaches the session's leader, and nobody else if that is us.
             number::HUP if received.by_kernel && !self.terms.leads_session => Vec::new(),
+            // Its number may be another's by now.
+            _ if self.has_ended() => Vec::new(),
             signal => vec![Action::Forward(signal)],
         }
     }

@@ -94,8 +94,11 @@ struct Supervisor<'a> {
 impl Supervisor<'_> {
     /// Signals, and what they tell of children.
     fn take_in(&mut self, signals: &Signals) -> Option<Outcome> {
-        // The common end first, and no more than it: others wait for the lock.
-        if let Some(change) = process::ended(self.command_pid) {
+        // The common end first, and no more than it: others wait for the lock. Once reaped, its number is no
+        // longer its own.
+        if !self.machine.has_ended()
+            && let Some(change) = process::ended(self.command_pid)
+        {
             self.handle(Event::Command(change));
             if self.finished.is_some() {
                 return self.finished;
@@ -174,8 +177,13 @@ impl Supervisor<'_> {
     fn signal_tree(&mut self, signal: i32) -> usize {
         let pid = self.command_pid;
         let started = *self.started.get_or_insert_with(|| process::Stat::of(pid).map_or(0, |stat| stat.started));
+        let tree = descendants(pid, started);
         let mut left = 0;
-        for descendant in descendants(pid, started) {
+        // COMMAND itself is our child, whatever /proc shows of it.
+        if !self.machine.has_ended() && tree.iter().all(|descendant| descendant.pid != pid) {
+            left += usize::from(process::send(pid, signal).is_ok());
+        }
+        for descendant in tree {
             match descendant.send(signal) {
                 Ok(()) => left += 1,
                 Err(crate::sys::Errno::EPERM) => {

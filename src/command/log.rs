@@ -45,9 +45,15 @@ impl NoLog {
             Errno::ENOENT | Errno::ENOTDIR | Errno::EISDIR | Errno::ELOOP | Errno::ENAMETOOLONG | Errno::EROFS => {
                 Exit::CannotTake
             }
+            Errno::EBUSY => Exit::Usage,
             _ => Exit::Io,
         }
     }
+}
+
+/// All that are to be locked.
+fn locks(plan: &Plan) -> impl Iterator<Item = &OsString> {
+    std::iter::once(&plan.lock).chain(&plan.also)
 }
 
 impl Display for NoLog {
@@ -55,6 +61,7 @@ impl Display for NoLog {
         let why = match self.errno {
             Errno::ENXIO => "a FIFO that nobody reads, or a socket",
             Errno::EBADF => "not open for writing",
+            Errno::EBUSY => "it is the lock",
             errno => describe(errno),
         };
         write!(out, "{}: cannot be opened for --log-json: {why}", Shown::os(&self.name))
@@ -72,6 +79,9 @@ impl Log {
     pub(super) fn open(plan: &Plan) -> Result<Self, NoLog> {
         let Some(to) = &plan.log else { return Ok(Log(None)) };
         let (name, opened) = match to {
+            LogTo::File(path) if locks(plan).any(|lock| file::is_same_place(path, lock)) => {
+                return Err(NoLog { name: path.clone(), errno: Errno::EBUSY });
+            }
             LogTo::File(path) => (path.clone(), sys::log::Log::open(path)),
             LogTo::Descriptor(number) => (format!("descriptor {number}").into(), sys::log::Log::inherited(*number)),
         };

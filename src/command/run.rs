@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
 use crate::cli::OnBusy;
-use crate::exit::Exit;
+use crate::exit::{Exit, of_signal};
 use crate::machine::{Machine, Outcome, Terms};
 use crate::options::Plan;
 use crate::record::{Guard, Nonce};
@@ -56,6 +56,7 @@ pub(super) fn begin(plan: Plan, place: Option<Place>, on_entry: OnEntry) -> Opti
     let plan = &job.plan;
     // Calls that may hang are made where there can be threads to see to it.
     if store.may_hang() {
+        job.on_entry.restore_child_statuses();
         return None;
     }
     let (store_ref, offer) = (store.as_mut(), offer(plan));
@@ -304,7 +305,10 @@ impl<'a> Job<'a> {
         argv: &[OsString],
         held: Option<&dyn Held>,
     ) -> Result<Running, NotRun> {
-        let not_run = |errno| NotRun { errno, argv0: argv[0].clone() };
+        let not_run = |errno| NotRun { why: Why::Errno(errno), argv0: argv[0].clone() };
+        if let Some(signal) = self.on_entry.ended_by_terminal() {
+            return Err(NotRun { why: Why::Signal(signal), argv0: argv[0].clone() });
+        }
         let program = program.map_err(not_run)?;
         let terms = Terms {
             ttl_ms: held.map(Held::ttl_ms),
@@ -433,15 +437,25 @@ struct Ended {
 
 /// COMMAND was not started.
 pub(super) struct NotRun {
-    errno: Errno,
+    why: Why,
     argv0: OsString,
+}
+
+enum Why {
+    Errno(Errno),
+    /// Ctrl-C came before there was a COMMAND to hear it.
+    Signal(i32),
 }
 
 impl NotRun {
     /// Says so; the exit code.
     fn complain(&self) -> u8 {
         let command = Shown::os(&self.argv0);
-        let (exit, text) = match self.errno {
+        let errno = match self.why {
+            Why::Errno(errno) => errno,
+            Why::Signal(signal) => return of_signal(signal),
+        };
+        let (exit, text) = match errno {
             Errno::ENOENT if !self.argv0.as_bytes().contains(&b'/') => (Exit::NotFound, "command not found"),
             Errno::ENOENT => (Exit::NotFound, describe(Errno::ENOENT)),
             errno @ (Errno::EAGAIN | Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE) => (Exit::System, describe(errno)),

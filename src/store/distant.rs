@@ -111,7 +111,11 @@ impl Held for DistantHeld {
     fn renew(&mut self) -> Renewal {
         match self.runner().map(|runner| runner.send(Errand::Renew)) {
             Some(true) => Renewal::Pending,
-            _ => Renewal::Failed("cannot start a thread".into()),
+            _ => match &mut self.hands {
+                // Without a thread to spare one that may hang is better than none.
+                Hands::Ours(held) => held.renew(),
+                Hands::Runner(_) | Hands::Nobody => Renewal::Failed("nobody is there to renew it".into()),
+            },
         }
     }
 

@@ -251,14 +251,24 @@ impl FileHeld {
                 Ok(Released::NotOurs(found)) => return Err(NotReleased::Lost(found)),
                 Ok(Released::NotYet(_)) | Err(_) if !is_last => sleep::pause(50),
                 Ok(Released::NotYet(why)) => {
+                    self.vouch_no_more();
                     return Err(NotReleased::Failed(super::Fault::NotPermitted {
                         path: self.place.shown().to_vec(),
                         why,
                     }));
                 }
-                Err(errno) => return Err(NotReleased::Failed(self.place.change_fault("release it", errno))),
+                Err(errno) => {
+                    self.vouch_no_more();
+                    return Err(NotReleased::Failed(self.place.change_fault("release it", errno)));
+                }
             }
         }
+    }
+
+    /// It stays, and expires: a background child that still has the guard's descriptor must not keep it.
+    fn vouch_no_more(&self) {
+        self.wake_first();
+        self.wake_the_rest();
     }
 
     fn try_release(&self, slot: &SlotName, known: &Known) -> Outcome<Released> {
@@ -290,18 +300,27 @@ impl FileHeld {
             }
             Err(errno) => return Err(errno),
         }
+        // Somebody who asks no lock may have put a file of theirs at the path since (1), or removed ours so that
+        // a successor came: that is not ours to remove, and goes back before anybody is told to try.
+        let there = dir.lstat(&slot_name);
+        if let Ok(Some(found)) = &there
+            && found.identity != self.identity()
+        {
+            let what = found.kind.describe();
+            return Ok(Released::NotOurs(match dir.rename_noreplace(&slot_name, dir, name) {
+                Ok(()) => format!("{what} was put there instead"),
+                Err(_) => {
+                    let lies_at = self.place.beside(&slot_name);
+                    format!("{what} was put there instead, and now lies at {}", Shown::os(&lies_at))
+                }
+            }));
+        }
         // (3) Explicitly: a background child may still have the descriptor, and waiters sleep on it.
         self.wake_first();
-        // (4) What a crash leaves here is a quarantine like any other. Somebody who asks no lock may have put
-        // a file of theirs at the path since (1): that is not ours to remove.
-        match dir.lstat(&slot_name) {
-            Ok(Some(found)) if found.identity != self.identity() => {
-                let _ = dir.rename_noreplace(&slot_name, dir, name);
-                return Ok(Released::NotOurs(format!("{} was put there instead", found.kind.describe())));
-            }
-            Ok(_) => drop(dir.unlink(&slot_name)),
-            // Released it is all the same; whatever it was lies there until it is reclaimed.
-            Err(_) => {}
+        // (4) What a crash leaves here is a quarantine like any other. Where it cannot be seen what was moved, it
+        // lies there until it is reclaimed: released it is all the same.
+        if there.is_ok() {
+            let _ = dir.unlink(&slot_name);
         }
         Ok(Released::Yes(None))
     }

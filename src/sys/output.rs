@@ -4,6 +4,7 @@ use std::os::fd::BorrowedFd;
 
 use nix::Result;
 use nix::errno::Errno;
+use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 /// How long a line waits for a reader that does not read, in milliseconds.
@@ -23,13 +24,18 @@ pub fn complain(text: &str) {
     raw(format!("withlock: {text}\n").as_bytes());
 }
 
+/// The most that a pipe takes at once without waiting for its reader, if it takes anything.
+const AT_ONCE_BYTES: usize = libc::PIPE_BUF;
+
 /// Writes bytes to standard error as they are, or drops them.
 pub fn raw(bytes: &[u8]) {
-    let mut ready = [PollFd::new(standard_error(), PollFlags::POLLOUT)];
-    if poll(&mut ready, PollTimeout::from(PATIENCE_MS)) == Ok(0) {
-        return;
+    for part in bytes.chunks(AT_ONCE_BYTES) {
+        let mut ready = [PollFd::new(standard_error(), PollFlags::POLLOUT)];
+        if poll(&mut ready, PollTimeout::from(PATIENCE_MS)) == Ok(0) {
+            return;
+        }
+        while nix::unistd::write(standard_error(), part) == Err(Errno::EINTR) {}
     }
-    while nix::unistd::write(standard_error(), bytes) == Err(Errno::EINTR) {}
 }
 
 /// How long an answer waits for a reader that does not read, in milliseconds.

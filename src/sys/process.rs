@@ -223,13 +223,17 @@ pub struct Descendant {
 /// subreaper), but for children that it had already when it became `withlock`.
 pub fn descendants(command_pid: i32, command_started: u64) -> Vec<Descendant> {
     let mut children: HashMap<i32, Vec<(i32, Stat)>> = HashMap::new();
+    let me = i32::try_from(std::process::id()).unwrap_or(0);
+    // Of another pid namespace its numbers would mean other processes here.
+    if std::fs::read_link("/proc/self").ok().and_then(|name| name.to_str()?.parse().ok()) != Some(me) {
+        return Vec::new();
+    }
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let pid = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok());
         if let Some((pid, stat)) = pid.and_then(|pid| Some((pid, Stat::of(pid)?))) {
             children.entry(stat.parent).or_default().push((pid, stat));
         }
     }
-    let me = i32::try_from(std::process::id()).unwrap_or(0);
     let mut todo: Vec<(i32, Stat)> = children.remove(&me).unwrap_or_default();
     // Start times are counted in hundredths of a second: within one of them the lower pid is the older.
     todo.retain(|(pid, stat)| (stat.started, *pid) >= (command_started, command_pid));

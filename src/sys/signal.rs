@@ -44,6 +44,32 @@ impl OnEntry {
         Ok(())
     }
 
+    /// Undoes [`OnEntry::receive_child_statuses`], for a start that is begun anew.
+    pub fn restore_child_statuses(&self) {
+        if self.ignores_child {
+            let ignore = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
+            // SAFETY: to ignore is no function of ours.
+            let _ = unsafe { sigaction(Signal::SIGCHLD, &ignore) };
+        }
+    }
+
+    /// What the terminal has sent since signals were blocked, right before there is a COMMAND that could have
+    /// been sent it: a signal that ends the process; one that stops it has done so when this returns.
+    pub fn ended_by_terminal(&self) -> Option<i32> {
+        let mut pending = std::mem::MaybeUninit::<libc::sigset_t>::zeroed();
+        // SAFETY: the kernel writes the set, which was empty before.
+        let pending = unsafe {
+            libc::sigpending(pending.as_mut_ptr());
+            SigSet::from_sigset_t_unchecked(pending.assume_init())
+        };
+        let acts =
+            |signal: &Signal| pending.contains(*signal) && !self.mask.contains(*signal) && !is_ignored(*signal as i32);
+        if acts(&Signal::SIGTSTP) {
+            stop_self(libc::SIGTSTP);
+        }
+        [Signal::SIGINT, Signal::SIGQUIT, Signal::SIGHUP].into_iter().find(acts).map(|signal| signal as i32)
+    }
+
     /// SIGCHLD was ignored.
     pub(super) fn ignores_child(&self) -> bool {
         self.ignores_child

@@ -18,7 +18,7 @@ use super::hook;
 use super::lookout::{Lookout, Watch};
 use super::signal::{self, Fatal, OnEntry};
 
-/// Whether SIGALRM was ignored on entry: then one that another process sends still is.
+/// Whether SIGALRM was ignored or blocked on entry: then one that another process sends ends nothing.
 static ALARM_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
 
 /// How a sleep on a guard ended.
@@ -39,6 +39,7 @@ pub struct Sleeper {
     mask: SigSet,
     lookout: Option<Lookout>,
     alarm_before: Option<SigAction>,
+    alarm_was_blocked: bool,
     first_process: Vec<(Signal, SigAction)>,
 }
 
@@ -81,7 +82,13 @@ impl Sleeper {
                 }
             }
         }
-        Sleeper { mask: on_entry.while_waiting(), lookout: None, alarm_before: None, first_process }
+        Sleeper {
+            mask: on_entry.while_waiting(),
+            lookout: None,
+            alarm_before: None,
+            alarm_was_blocked: on_entry.mask().contains(Signal::SIGALRM),
+            first_process,
+        }
     }
 
     /// Sleeps for `for_ms`.
@@ -161,7 +168,11 @@ impl Sleeper {
                 lookout.watch(watch);
                 self.lookout.insert(lookout)
             }
-            None => self.lookout.insert(Lookout::post(dir.number(), watch)?),
+            None => match Lookout::post(dir.number(), watch) {
+                Ok(lookout) => self.lookout.insert(lookout),
+                // Without a thread to spare there is still the clock.
+                Err(_) => return Ok((Slept::Unsupported, false)),
+            },
         };
         let mut blocked = SigSet::empty();
         sigprocmask(SigmaskHow::SIG_SETMASK, Some(&mask), Some(&mut blocked))?;
@@ -195,7 +206,7 @@ impl Sleeper {
 
     fn receive_calls(&mut self) -> Result<()> {
         if self.alarm_before.is_none() {
-            ALARM_WAS_IGNORED.store(signal::is_ignored(libc::SIGALRM), Ordering::Relaxed);
+            ALARM_WAS_IGNORED.store(signal::is_ignored(libc::SIGALRM) || self.alarm_was_blocked, Ordering::Relaxed);
             // Without SA_RESTART: the call is to interrupt the wait.
             let action = SigAction::new(SigHandler::SigAction(on_alarm), SaFlags::SA_SIGINFO, SigSet::empty());
             // SAFETY: the handler calls only async-signal-safe functions and touches one atomic.

@@ -401,3 +401,16 @@ fn c40_as_process_1_it_reaps_orphans_and_never_takes_their_status_for_the_comman
     gate.open();
     running.wait().exited(7);
 }
+
+#[test]
+fn ctrl_c_before_there_is_a_command_ends_the_run_and_gives_the_lock_back() {
+    let sandbox = Sandbox::new();
+    let log = sandbox.io_path("strace");
+    let run = sandbox.withlock().delayed(&log, "rt_sigpending", 2_000).lock().args(["--", "echo", "ran"]).start();
+    crate::harness::eventually("the lock is taken", || {
+        crate::harness::record(&sandbox.lock()).map(drop).ok_or("there is no record")
+    });
+    run.send(Signal::SIGINT);
+    assert_eq!(run.wait().exited(130).silent().out(), "");
+    assert!(!sandbox.lock().exists());
+}

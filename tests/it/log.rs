@@ -356,3 +356,21 @@ fn without_a_log_a_run_makes_no_system_call_for_it() {
     assert_eq!((traced(&["--label", "x"]), traced(&["--log-json", "log"]) > 0), (0, true));
     drop(File::open(sandbox.path("log")).expect("a log"));
 }
+
+#[test]
+fn a_log_that_is_the_lock_by_another_name_is_a_mistake_and_nothing_is_made() {
+    let sandbox = Sandbox::new();
+    std::os::unix::fs::symlink("a.lock", sandbox.path("link")).expect("a link");
+    let whole = sandbox.lock().display().to_string();
+    for log in ["./a.lock", &whole, "link", "../work/a.lock"] {
+        let run = sandbox.withlock().args(["--log-json", log, "a.lock", "--", "true"]).run();
+        run.exited(64).one_line(&["it is the lock"]);
+        assert!(!sandbox.lock().exists(), "{log}");
+    }
+    let mut gate = sandbox.gate();
+    let holder = sandbox.withlock().arg("a.lock").sh(gate.script()).start();
+    gate.wait_inside();
+    sandbox.withlock().args(["--log-json", "./a.lock", "-n", "a.lock", "--", "true"]).run().exited(64);
+    gate.open();
+    holder.wait().exited(0).silent();
+}

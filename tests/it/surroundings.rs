@@ -192,3 +192,15 @@ fn whatever_the_environment_holds_a_start_that_fails_ends_with_its_word() {
         run.exited(73).one_line(&["its name has 196 bytes"]);
     }
 }
+
+#[test]
+fn a_command_is_ended_where_proc_does_not_show_it() {
+    let sandbox = Sandbox::new();
+    let hold = ["--max-hold", "300ms", "--kill-after", "300ms"];
+    let text = r#"umount -l /proc && exec "$@""#;
+    let unseen = sandbox.program("unshare").args(["-m", "sh", "-c", text, "sh"]).arg(env!("CARGO_BIN_EXE_withlock"));
+    unseen.args(hold).lock().args(["--", "sleep", "600"]).run().exited(124);
+    // A /proc of another pid namespace is none.
+    let foreign = sandbox.program("unshare").args(["-pf"]).arg(env!("CARGO_BIN_EXE_withlock"));
+    foreign.args(hold).lock().args(["--", "sleep", "600"]).run().exited(124);
+}
