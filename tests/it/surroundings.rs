@@ -4,7 +4,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
 use crate::harness::{Run, Sandbox, plant, planted, record, slots, tree};
@@ -203,4 +203,20 @@ fn a_command_is_ended_where_proc_does_not_show_it() {
     // A /proc of another pid namespace is none.
     let foreign = sandbox.program("unshare").args(["-pf"]).arg(env!("CARGO_BIN_EXE_withlock"));
     foreign.args(hold).lock().args(["--", "sleep", "600"]).run().exited(124);
+}
+
+#[test]
+fn a_release_that_fails_leaves_a_lock_that_expires_though_a_background_child_has_its_guard() {
+    let sandbox = Sandbox::new();
+    let dir = sandbox.path("theirs");
+    fs::create_dir(&dir).expect("a directory");
+    std::os::unix::fs::chown(&dir, Some(65_534), Some(65_534)).expect("a user's directory");
+    let text = "sleep 600 >/dev/null 2>&1 & echo $!; chmod 555 theirs";
+    let run = sandbox.withlock().run_by_nobody().args(["--ttl", "1s", "theirs/a.lock"]).sh(text).run();
+    run.exited(77).one_line(&["the lock stays and expires within 1s"]);
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).expect("writable again");
+    sandbox.withlock().args(["-w", "10s", "theirs/a.lock", "--", "true"]).run().exited(0);
+    let child = run.out().trim().parse().expect("a pid");
+    assert!(crate::harness::process(child).is_some(), "else the test shows nothing");
+    crate::harness::send(child, nix::sys::signal::Signal::SIGKILL);
 }
