@@ -253,7 +253,7 @@ pub(super) const BEHAVIOURS: &[Behaviour] = &[
         let broken = Instant::now();
         let forced = stage.of(&["break", "--force", "--nonce", &nonce, "--reason", "ticket 17"]).run();
         let out = forced.exited(0).silent().out();
-        for part in [": ended\n", &format!("pid {} on", holder.pid()), "root", &nonce, "record"] {
+        for part in [": ended", &format!("pid {} on", holder.pid()), "root", &nonce, "record"] {
             assert!(out.contains(part), "{part:?} is not in {out}");
         }
         let lost = holder.wait();
