@@ -72,7 +72,7 @@ impl Host {
 /// No line speaks of a time that cannot be: a negative one, or a lease longer than what was asked for.
 #[track_caller]
 fn assert_plausible(said: &str, ttl: Duration) {
-    for word in ["(-", " -1", "18446744", "-0"] {
+    for word in ["(-", " -1", "18446744", " -0"] {
         assert!(!said.contains(word), "{word:?} in {said:?}");
     }
     for rest in said.split("expires in ").skip(1) {

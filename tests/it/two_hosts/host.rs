@@ -188,10 +188,38 @@ impl Host {
         self.process.wait().unwrap();
     }
 
-    /// The host hangs: every access to the shared directory waits.
+    /// The host hangs: every access to the shared directory waits. None that its server has begun to answer:
+    /// the kernel would keep even a process that has ended until that is done.
     pub(crate) fn stop(&self) {
-        kill(self.pid(), Signal::SIGSTOP).unwrap();
-        wait_until_stopped(self.pid());
+        eventually("the server is stopped between two requests", || {
+            kill(self.pid(), Signal::SIGSTOP).unwrap();
+            wait_until_stopped(self.pid());
+            let waiting = self.waiting_for_an_answer();
+            if waiting.is_empty() {
+                return Ok(());
+            }
+            kill(self.pid(), Signal::SIGCONT).unwrap();
+            Err(waiting)
+        });
+    }
+
+    /// Processes that were started with a path below the mount, and are in a call on it.
+    fn waiting_for_an_answer(&self) -> Vec<String> {
+        let mount = self.directory.path().as_os_str().as_encoded_bytes();
+        let mut waiting = Vec::new();
+        for process in std::fs::read_dir("/proc").unwrap().flatten() {
+            let command = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+            if !command.windows(mount.len()).any(|window| window == mount) {
+                continue;
+            }
+            for task in std::fs::read_dir(process.path().join("task")).into_iter().flatten().flatten() {
+                let at = std::fs::read_to_string(task.path().join("wchan")).unwrap_or_default();
+                if at.contains("request_wait_answer") {
+                    waiting.push(format!("{}", task.path().display()));
+                }
+            }
+        }
+        waiting
     }
 
     /// It goes on.
