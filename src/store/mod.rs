@@ -8,6 +8,7 @@ mod end;
 mod etcd;
 mod fault;
 pub mod file;
+mod grant;
 pub mod handed;
 mod held;
 pub mod look;
@@ -16,6 +17,7 @@ pub mod reclaim;
 pub mod reserve;
 pub mod service;
 mod several;
+mod wait;
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{BorrowedFd, RawFd};
