@@ -116,8 +116,11 @@ pub(super) fn obtain(
         }
         let next_ms = notice.show(&busy, lock, waited_ms);
         // No word of a wait that is over by then: its end has a line of its own.
-        let word =
-            notice.word(&busy, lock, began_ms).filter(|word| word.at_boot_ms < boot_ms().saturating_add(left_ms));
+        let ends_boot_ms = match patience {
+            Patience::Forever => u64::MAX,
+            Patience::AtMost(most_ms) => began_ms.saturating_add(most_ms),
+        };
+        let word = notice.word(&busy, lock, began_ms).filter(|word| word.at_boot_ms < ends_boot_ms);
         let for_ms = left_ms.min(next_ms);
         if let Some(attendant) = &attendant {
             attendant.sleeping(for_ms);

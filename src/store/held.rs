@@ -24,6 +24,9 @@ use super::{Held, NotReleased, Part};
 /// How long a release that fails is tried again, in milliseconds.
 pub(super) const RELEASE_PATIENCE_MS: u64 = 2_000;
 
+/// How often a release looks whether the waiter that it woke has taken the lock, before it wakes others.
+const LET_IN_LOOKS: u32 = 10;
+
 /// A lock file that this process created.
 #[derive(Debug)]
 #[must_use = "a lock that is not released stays until its ttl has passed"]
@@ -243,9 +246,9 @@ impl FileHeld {
             // Decided by when the try began: one that stalled says little of what is there now.
             let is_last = boot_ms() >= until_ms;
             match self.try_release(slot, &known) {
-                Ok(Released::Yes(remark)) => {
+                Ok(Released::Yes(remark, woken)) => {
                     meanwhile();
-                    self.wake_the_rest();
+                    self.wake_the_rest(woken);
                     return Ok(remark);
                 }
                 Ok(Released::NotOurs(found)) => return Err(NotReleased::Lost(found)),
@@ -267,8 +270,10 @@ impl FileHeld {
 
     /// It stays, and expires: a background child that still has the guard's descriptor must not keep it.
     fn vouch_no_more(&self) {
-        self.wake_first();
-        self.wake_the_rest();
+        for kept in &self.kept_guards {
+            let _ = kept.unguard();
+        }
+        self.wake_own();
     }
 
     fn try_release(&self, slot: &SlotName, known: &Known) -> Outcome<Released> {
@@ -282,8 +287,7 @@ impl FileHeld {
         let slot_name = slot.file_name(name);
         if left_out(Step::ReleaseBySlot) {
             dir.unlink(name)?;
-            self.wake_first();
-            return Ok(Released::Yes(None));
+            return Ok(Released::Yes(None, self.wake_first()));
         }
         // (2) Through the epoch's own name: a delayed rival that still believes in this epoch fails on it.
         // Replaces nothing: a plain file there is our own epoch, ended for want of space, and what we
@@ -316,13 +320,13 @@ impl FileHeld {
             }));
         }
         // (3) Explicitly: a background child may still have the descriptor, and waiters sleep on it.
-        self.wake_first();
+        let woken = self.wake_first();
         // (4) What a crash leaves here is a quarantine like any other. Where it cannot be seen what was moved, it
         // lies there until it is reclaimed: released it is all the same.
         if there.is_ok() {
             let _ = dir.unlink(&slot_name);
         }
-        Ok(Released::Yes(None))
+        Ok(Released::Yes(None, woken))
     }
 
     /// Without a guard nothing keeps our slot from being reclaimed while we stall before the rename; so we
@@ -355,12 +359,16 @@ impl FileHeld {
             mine: Some((&self.file, guarded)),
             patience_ms: 0,
         };
-        let released = match end(&self.place, &ending) {
-            Ok(End::Done(_)) => Released::Yes(None),
-            Ok(End::DoneAside(aside)) => Released::Yes(Some(format!(
-                "the name of its quarantine is occupied; released under its guard, the record lies at {}",
-                Shown::os(&self.place.beside(&aside))
-            ))),
+        Ok(match end(&self.place, &ending) {
+            Ok(End::Done(_)) => Released::Yes(None, self.wake_first()),
+            Ok(End::DoneAside(aside)) => {
+                let lies_at = self.place.beside(&aside);
+                let remark = format!(
+                    "the name of its quarantine is occupied; released under its guard, the record lies at {}",
+                    Shown::os(&lies_at)
+                );
+                Released::Yes(Some(remark), self.wake_first())
+            }
             Ok(End::MayNot(why)) => Released::NotYet(why),
             Ok(End::Claimed | End::Gone | End::Vetoed | End::NotStale { .. }) => match self.at_path()? {
                 Mine::No(found) => Released::NotOurs(found),
@@ -369,27 +377,53 @@ impl FileHeld {
             Err(super::Fault::Io { errno, .. } | super::Fault::System { errno, .. }) => return Err(errno),
             Err(super::Fault::NotPermitted { why, .. }) => Released::NotYet(why),
             Err(fault) => Released::NotYet(fault.to_string()),
-        };
-        if matches!(released, Released::Yes(_)) {
-            self.wake_first();
-        }
-        Ok(released)
+        })
     }
 
     /// Wakes the one whose turn it is. Who sleeps on the guard that we were given first came before all
     /// who found this epoch at the path.
-    fn wake_first(&self) {
-        match self.kept_guards.first() {
-            Some(oldest) => drop(oldest.unguard()),
-            None => self.wake_own(),
+    fn wake_first(&self) -> Woken {
+        match self.kept_guards.iter().find(|kept| self.may_be_slept_on(kept)) {
+            Some(kept) => {
+                let _ = kept.unguard();
+                Woken::Earlier
+            }
+            None => {
+                self.wake_own();
+                Woken::Own
+            }
         }
     }
 
-    /// Wakes those who sleep on this epoch's own guard, once the first has had its chance: they will find
-    /// the lock taken, and queue for it. The other guards go with their descriptors.
-    fn wake_the_rest(&self) {
-        if !self.kept_guards.is_empty() {
+    /// Wakes those who sleep on this epoch's own guard, once the first has taken the lock or had its chance:
+    /// they will find it taken, and queue for it. The other guards go with their descriptors.
+    fn wake_the_rest(&self, woken: Woken) {
+        if woken == Woken::Earlier {
+            self.let_in();
             self.wake_own();
+        } else if self.place.file_system.local && self.file.has_sleepers() {
+            sleep::step_back();
+        }
+    }
+
+    /// Whether somebody waits for this guard. Elsewhere that is not noted, and in a schedule of the tests, where
+    /// others decide who does the next step, nobody sleeps.
+    fn may_be_slept_on(&self, kept: &File) -> bool {
+        !self.place.file_system.local || is_scheduled() || kept.has_sleepers()
+    }
+
+    /// Waits a moment for the one who was woken to take the lock. Who came later sleeps on our own guard, and
+    /// would race with it for what it has waited for.
+    fn let_in(&self) {
+        if !self.place.file_system.local || is_scheduled() {
+            return;
+        }
+        for _ in 0..LET_IN_LOOKS {
+            sleep::step_back();
+            if !matches!(self.place.dir.lstat(&self.place.name), Ok(None)) {
+                return;
+            }
+            sleep::nod();
         }
     }
 
@@ -400,8 +434,17 @@ impl FileHeld {
     }
 }
 
+/// Who was told of a release.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Woken {
+    /// One who sleeps on the guard of an earlier epoch.
+    Earlier,
+    /// Whoever sleeps on this one's, if anybody.
+    Own,
+}
+
 enum Released {
-    Yes(Option<String>),
+    Yes(Option<String>, Woken),
     NotOurs(String),
     NotYet(String),
 }

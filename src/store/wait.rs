@@ -50,6 +50,9 @@ impl FileStore {
             }
             return Ok(false);
         }
+        if self.place.file_system.local {
+            file.note_sleeper();
+        }
         let now_ms = boot_ms();
         let watch = lookout::Watch {
             name: self.c_name.clone(),

@@ -466,15 +466,20 @@ impl File {
     /// Whether another process has a lock of the kind of fcntl(2) on any part of it. Only asked, never taken: what
     /// one has of that kind is lost with any descriptor of the file that one closes.
     pub fn is_record_locked(&self) -> bool {
-        let mut lock = libc::flock {
-            l_type: libc::c_short::try_from(libc::F_WRLCK).unwrap_or_default(),
-            l_whence: libc::c_short::try_from(libc::SEEK_SET).unwrap_or_default(),
-            l_start: 0,
-            l_len: 0,
-            l_pid: 0,
-        };
-        let free = libc::c_short::try_from(libc::F_UNLCK).unwrap_or_default();
-        fcntl(&self.0, FcntlArg::F_GETLK(&mut lock)).is_ok() && lock.l_type != free
+        let mut lock = whole_file(libc::F_WRLCK);
+        fcntl(&self.0, FcntlArg::F_GETLK(&mut lock)).is_ok() && lock.l_type != whole_file(libc::F_UNLCK).l_type
+    }
+
+    /// Notes on the file that somebody sleeps on its guard, until this description is closed. It decides nothing:
+    /// it tells who lets go of several guards which of them somebody waits for.
+    pub fn note_sleeper(&self) {
+        let _ = fcntl(&self.0, FcntlArg::F_OFD_SETLK(&whole_file(libc::F_RDLCK)));
+    }
+
+    /// Whether anybody but us has noted that they sleep on its guard.
+    pub fn has_sleepers(&self) -> bool {
+        let mut lock = whole_file(libc::F_WRLCK);
+        fcntl(&self.0, FcntlArg::F_OFD_GETLK(&mut lock)).is_ok() && lock.l_type != whole_file(libc::F_UNLCK).l_type
     }
 
     /// Waits for the guard, for ever; EINTR when a signal handler ran.
@@ -521,6 +526,17 @@ impl AsFd for Dir {
 impl AsFd for File {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+/// A lock of the kind of fcntl(2), from the first byte to the last.
+fn whole_file(kind: libc::c_int) -> libc::flock {
+    libc::flock {
+        l_type: libc::c_short::try_from(kind).unwrap_or_default(),
+        l_whence: libc::c_short::try_from(libc::SEEK_SET).unwrap_or_default(),
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
     }
 }
 

@@ -234,7 +234,9 @@ impl Watch {
     /// rest.
     fn is_due(&mut self, dir: usize, look: bool, next_ms: &mut u64) -> bool {
         let now_ms = now_boot_ms();
-        if let Some(word) = self.word.as_ref().filter(|word| now_ms >= word.at_boot_ms) {
+        // No word of a wait that is over: its end has a line of its own.
+        let is_over = now_ms >= self.until_boot_ms;
+        if let Some(word) = self.word.as_ref().filter(|word| now_ms >= word.at_boot_ms && !is_over) {
             say(&word.line);
             // Taken, but not freed: the allocator is the sleeper's.
             std::mem::forget(self.word.take());

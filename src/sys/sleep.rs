@@ -235,3 +235,13 @@ pub fn pause(for_ms: u64) {
         std::thread::sleep(Duration::from_millis(for_ms));
     }
 }
+
+/// Lets whoever was just woken have the processor first: what the waker has left to do can wait.
+pub fn step_back() {
+    std::thread::yield_now();
+}
+
+/// The shortest sleep there is, some 50 microseconds.
+pub fn nod() {
+    std::thread::sleep(Duration::from_nanos(1));
+}
