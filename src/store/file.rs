@@ -195,7 +195,6 @@ impl FileStore {
         self.seen = Some(epoch);
         Turn::Busy(Box::new(busy))
     }
-
 }
 
 /// Words about a time stamp that no age can be told from.
