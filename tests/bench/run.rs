@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
 use nix::time::{ClockId, clock_gettime};
+use nix::unistd::Pid;
 
 /// A lock tool, called as TOOL [OPTIONS] LOCK COMMAND.
 pub(crate) struct Tool {
@@ -37,6 +39,18 @@ impl Tool {
             Some(Tool { name, program, options, polls: *polls })
         }));
         tools
+    }
+
+    /// The same, but ours takes the lock of a dead holder at once, as the others do anyway.
+    pub(crate) fn that_evicts_the_dead(&self) -> Tool {
+        let options = if self.name == "withlock" { &["--evict-dead"] } else { self.options };
+        Tool { name: self.name, program: self.program.clone(), options, polls: self.polls }
+    }
+
+    /// Runs the program with these words and nothing else.
+    pub(crate) fn run_alone(&self, words: &[OsString]) {
+        let status = Command::new(&self.program).args(words).stdout(Stdio::null()).status().expect("the program");
+        assert!(status.success(), "{words:?}: {status}");
     }
 
     /// Peers that are not installed.
@@ -107,6 +121,17 @@ impl Job {
         self.0.wait().expect("its status")
     }
 
+    /// Kills it and, if that is a process of its own, its command, at once.
+    pub(crate) fn kill_with_command(self) {
+        let pid = self.pid();
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+        let command = children.split_whitespace().filter_map(|child| child.parse().ok()).map(Pid::from_raw);
+        for process in command.chain(i32::try_from(pid).map(Pid::from_raw)) {
+            let _ = kill(process, Signal::SIGKILL);
+        }
+        self.wait();
+    }
+
     pub(crate) fn kill(mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -122,20 +147,23 @@ pub(crate) struct Contest<'a> {
 }
 
 impl Contest<'_> {
-    pub(crate) fn us_per_section(&self) -> f64 {
+    /// Microseconds per section, and the slowest contender's time by the fastest's.
+    pub(crate) fn run(&self) -> (f64, f64) {
         let begun = Instant::now();
-        std::thread::scope(|scope| {
-            for _ in 0..self.contenders {
-                scope.spawn(|| {
-                    for _ in 0..self.sections {
-                        let status = Job::start(self.tool, &self.lock, &["true".into()]).wait();
-                        assert!(status.success(), "{}: {status}", self.tool.name);
-                    }
-                });
-            }
+        let times: Vec<f64> = std::thread::scope(|scope| {
+            let contender = || {
+                for _ in 0..self.sections {
+                    let status = Job::start(self.tool, &self.lock, &["true".into()]).wait();
+                    assert!(status.success(), "{}: {status}", self.tool.name);
+                }
+                begun.elapsed().as_secs_f64()
+            };
+            let threads: Vec<_> = (0..self.contenders).map(|_| scope.spawn(contender)).collect();
+            threads.into_iter().map(|thread| thread.join().expect("a contender")).collect()
         });
+        let (fastest, slowest) = (quantile(&times, 0.0), quantile(&times, 1.0));
         let sections = u32::try_from(self.contenders * self.sections).expect("few");
-        (begun.elapsed() / sections).as_secs_f64() * 1e6
+        (begun.elapsed().as_secs_f64() * 1e6 / f64::from(sections), slowest / fastest)
     }
 }
 

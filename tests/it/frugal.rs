@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use withlock::sys::hook::STEPS;
 
-use crate::harness::{Sandbox, calls, shipped};
+use crate::harness::{Call, Sandbox, calls, shipped};
 
 #[test]
 fn an_uncontended_hold_makes_at_most_40_file_and_descriptor_calls() {
@@ -37,8 +37,9 @@ fn the_common_options_make_the_same_system_calls_as_none() {
     assert_ne!(names(&["-nq", "a.lock", "--", "true"]), bare);
 }
 
-#[test]
-fn the_lock_is_free_before_the_command_is_reaped_and_the_longest_waiter_is_woken_first() {
+/// What a waiter does that gets in and lets go again, with `behind` others who wait with it, and one who comes once
+/// it is in. The trace, whose guard it waited for, and where in the trace it lets go of which.
+fn passed_on(behind: usize) -> (Vec<Call>, Option<String>, Vec<usize>) {
     let sandbox = Sandbox::new();
     let (mut first_gate, mut second_gate) = (sandbox.gate(), sandbox.gate());
     let first = sandbox.shipped().lock().sh(first_gate.script()).start();
@@ -46,26 +47,60 @@ fn the_lock_is_free_before_the_command_is_reaped_and_the_longest_waiter_is_woken
     let log = sandbox.io_path("strace");
     let second = sandbox.shipped().traced(&log, &[]).lock().sh(second_gate.script()).start();
     second.wait_asleep_in_flock();
+    let wait = || {
+        let waiter = sandbox.shipped().lock().args(["--", "true"]).start();
+        waiter.wait_asleep_in_flock();
+        waiter
+    };
+    let mut others: Vec<_> = (0..behind).map(|_| wait()).collect();
     first_gate.open();
     second_gate.wait_inside();
+    others.push(wait());
     second_gate.open();
-    first.wait().exited(0);
-    second.wait().exited(0);
+    for run in [first, second].into_iter().chain(others) {
+        run.wait().exited(0);
+    }
     let calls = calls(&log);
-    let at = |what: &str, found: &dyn Fn(&crate::harness::Call) -> bool| {
-        calls.iter().rposition(found).unwrap_or_else(|| panic!("{what} is not in {calls:#?}"))
-    };
-    // Whose guard it waited for, and which file it made.
-    let descriptor = |call: &crate::harness::Call| call.line.split(['(', ',']).nth(1).map(str::to_owned);
-    let waited = &calls[at("the wait", &|call| call.line.contains("LOCK_EX)") && call.line.ends_with("= 0"))];
-    let unlocks: Vec<usize> = (0..calls.len()).filter(|index| calls[*index].line.contains("LOCK_UN")).collect();
-    let renamed = at("the release", &|call| call.name.starts_with("rename"));
-    let reaped = at("the reaping", &|call| call.name == "wait4" && !call.line.contains("= 0"));
+    let waited = calls.iter().rposition(|call| call.line.contains("LOCK_EX)") && call.line.ends_with("= 0"));
+    let waited = descriptor(&calls[waited.expect("it waited")]);
+    let unlocks = (0..calls.len()).filter(|index| calls[*index].line.contains("LOCK_UN")).collect();
+    (calls, waited, unlocks)
+}
+
+fn descriptor(call: &Call) -> Option<String> {
+    call.line.split(['(', ',']).nth(1).map(str::to_owned)
+}
+
+/// Where the release is, and where the command is reaped.
+fn released_and_reaped(calls: &[Call]) -> (usize, usize) {
+    let at = |found: &dyn Fn(&Call) -> bool| calls.iter().rposition(found).unwrap_or_else(|| panic!("{calls:#?}"));
+    (at(&|call| call.name.starts_with("rename")), at(&|call| call.name == "wait4" && !call.line.contains("= 0")))
+}
+
+#[test]
+fn the_lock_is_free_before_the_command_is_reaped_and_the_one_waiter_is_woken_at_once() {
+    let (calls, waited, unlocks) = passed_on(0);
+    let (released, reaped) = released_and_reaped(&calls);
+    // Nobody sleeps on the guard that it has waited for itself.
+    let [unlock] = unlocks[..] else { panic!("{calls:#?}") };
+    assert!(released < unlock && unlock < reaped, "{calls:#?}");
+    assert_ne!(descriptor(&calls[unlock]), waited, "{calls:#?}");
+}
+
+#[test]
+fn whoever_waits_longest_is_let_in_before_those_who_came_later_are_woken() {
+    let (calls, waited, unlocks) = passed_on(1);
+    let (released, reaped) = released_and_reaped(&calls);
     let [first_unlock, last_unlock] = unlocks[..] else { panic!("{calls:#?}") };
-    assert!(renamed < first_unlock && first_unlock < reaped && reaped < last_unlock, "{calls:#?}");
+    assert!(released < first_unlock && first_unlock < reaped && reaped < last_unlock, "{calls:#?}");
     // Those who came before this epoch sleep on the guard of the one before.
-    assert_eq!(descriptor(&calls[first_unlock]), descriptor(waited), "{calls:#?}");
-    assert_ne!(descriptor(&calls[last_unlock]), descriptor(waited), "{calls:#?}");
+    assert_eq!(descriptor(&calls[first_unlock]), waited, "{calls:#?}");
+    assert_ne!(descriptor(&calls[last_unlock]), waited, "{calls:#?}");
+    // Until one of them has the lock again, or for so many looks.
+    let looks: Vec<&Call> = calls[reaped..last_unlock].iter().filter(|call| call.line.contains("a.lock\"")).collect();
+    let is_taken = |call: &&Call| call.line.contains("S_IFREG");
+    assert!(looks.last().is_some_and(is_taken) || looks.len() == 10, "{calls:#?}");
+    assert!(looks.iter().rev().skip(1).all(|call| !is_taken(call)), "{calls:#?}");
 }
 
 /// The variables that only a test build reads.
