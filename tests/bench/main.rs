@@ -66,20 +66,20 @@ fn tool_rows(tools: &[Tool]) -> Vec<Row> {
 /// Prints for each row the median, the middle half, the 95th percentile, and how the median compares with `base`'s.
 fn table(title: &str, unit: &str, rows: &[Row], base: &str) {
     println!(
-        "\n{title}\n{:<22}{:>12}{:>18}{:>12}{:>12}",
+        "\n{title}\n{:<22}{:>12}{:>18}{:>12}  {:>12}",
         "",
         format!("median {unit}"),
         "quartiles",
         "p95",
-        format!("x {base}")
+        format!("  x {base}")
     );
     let base = rows.iter().find(|row| row.name == base && !row.samples.is_empty());
-    let base = base.map(|row| quantile(&row.samples, 0.5));
+    let base = base.map(|row| quantile(&row.samples, 0.5)).filter(|base| *base > 0.0);
     for Row { name, samples } in rows.iter().filter(|row| !row.samples.is_empty()) {
         let at = |share| quantile(samples, share);
         let ratio = base.map_or_else(String::new, |base| format!("{:.2}", at(0.5) / base));
         let quartiles = format!("{:.1}..{:.1}", at(0.25), at(0.75));
-        println!("{name:<22}{:>12.1}{quartiles:>18}{:>12.1}{ratio:>12}", at(0.5), at(0.95));
+        println!("{name:<22}{:>12.1}{quartiles:>18}{:>12.1}  {ratio:>12}", at(0.5), at(0.95));
     }
 }
 
