@@ -16,6 +16,9 @@ use super::wire;
 
 /// How long a release that fails is tried again, in milliseconds.
 const RELEASE_PATIENCE_MS: u64 = 2_000;
+/// How long whoever waits is given to claim the key before its old lease is revoked, in milliseconds: it hears of the
+/// deletion and asks for the key within one or two.
+const CLAIM_FIRST_MS: u64 = 3;
 /// How long the lease of a key that was deleted is given to go as well, in milliseconds.
 const REVOKE_PATIENCE_MS: u64 = 500;
 
@@ -106,6 +109,10 @@ impl Mine {
         let released = txn.succeeded;
         let found = txn.found();
         meanwhile();
+        if released {
+            // Both are written to the service's storage, one after the other: the claim first.
+            sleep::pause(CLAIM_FIRST_MS);
+        }
         let _ = Lease::revoke(self.lease, &self.place.client, REVOKE_PATIENCE_MS);
         match found {
             _ if released => Ok(()),
