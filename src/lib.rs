@@ -252,7 +252,7 @@
 //! | [`lease`] | stale? renew when? give up when? reclaim when? (pure) |
 //! | [`machine`] | the supervisor's decisions: (state, event) → actions (pure) |
 //! | [`report`], [`text`] | words for people (pure) |
-//! | [`store`] | the seam, and the protocol on files: `file` grants and waits, `held` renews and releases, `distant` does so where calls may hang, `end` and `claim`, `handed` (by nonce), `reclaim`, `reserve`, `several` (all or none), `look` (reads and judges, touches nothing) |
+//! | [`store`] | the seam, and the protocol on files: `file` grants and waits, `held` renews and releases, `distant` does so where calls may hang, `end` and `claim`, `handed` (by nonce), `reclaim`, `reserve`, `several` (all or none), `look` (reads and judges, touches nothing), `permission` (who may do what, for people) |
 //! | [`supervise`] | poll → event → machine → perform |
 //! | [`sys`] | the only home of `nix` and `unsafe`; [`sys::hook`] is the tests' hold on every system call |
 //! | `command` | one page for each command |

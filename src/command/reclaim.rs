@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 
 use crate::cli::Reclaim;
 use crate::lease::{MIN_TTL_MS, RECLAIM_MARGIN_MS, reclaim_age_ms};
@@ -11,6 +12,7 @@ use crate::record::{SlotName, split_trash};
 use crate::report::document::{self, FateWord, PathText, Quarantined, Reclamation};
 use crate::report::reclaim::{history, page};
 use crate::store::look::list;
+use crate::store::permission::may_not_remove;
 use crate::store::reclaim::{Fate, Survey, remove};
 use crate::store::{self, Fault, Place};
 use crate::sys::clock::wall;
@@ -140,6 +142,7 @@ fn similar(path: OsString, fate: FateWord, why: String) -> Quarantined {
         name: PathText::new(path),
         fate,
         why,
+        may_not_remove: None,
         reclaimable_in_ms: None,
         age_ms: None,
         safe_age_ms: None,
@@ -187,6 +190,7 @@ fn one_lock(
     let place = Place::open(lock, false)?;
     let failed = |errno| place.change_fault("reclaim its quarantines", errno);
     let survey = if report.dry_run {
+        place.dir.may_write().map_err(failed)?;
         Survey::only_to_look(&place, wall())
     } else {
         Survey::to_remove(&place).map_err(failed)?
@@ -202,6 +206,14 @@ fn one_lock(
         if told.fate == FateWord::Reclaimable && !is_wanted {
             told.why = "younger than was asked for".into();
             told.fate = FateWord::Young;
+        } else if told.fate == FateWord::Reclaimable
+            && let Some(why) = may_not_remove(&place, &found)
+        {
+            let path = beside(lock, &found.name);
+            let fault =
+                Fault::NotPermitted { path: path.as_bytes().to_vec(), why: format!("cannot be removed: {why}") };
+            report.errors.push(problem(&path, fault));
+            (told.fate, told.why) = (FateWord::NotOurs, why);
         } else if told.fate == FateWord::Reclaimable {
             let removed = if report.dry_run { Ok(true) } else { remove(&place, &found) };
             (told.fate, told.why) = match removed {

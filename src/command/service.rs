@@ -62,6 +62,7 @@ impl View {
             (None, ..) => (FateWord::NotOurs, "it does not hold a record and how that ended".into(), None),
         };
         Quarantined {
+            may_not_remove: None,
             name: PathText::new(&kept.name),
             fate,
             why,

@@ -2,15 +2,18 @@
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use crate::lease::{Stamp, Verdict, judge};
-use crate::record::Record;
+use crate::record::{Record, SlotName};
 use crate::report::document::{
     Alive, ContestReport, Ended, FateWord, FileReport, GuardReport, GuardState, Holder, Lock, PathText, Process,
     Quarantined, State,
 };
 use crate::report::inspect::{argument, break_line};
 use crate::store::look::{self, Contest};
+use crate::store::permission;
 use crate::store::reclaim::{Fate, Quarantine};
 use crate::store::{Epoch, Fault, Known, Place, Seen};
 use crate::sys::clock::wall;
@@ -61,7 +64,11 @@ impl View {
         }
         let listed = look::each_quarantine(place, now, |found| {
             let target = found.file_identity().map(|identity| self.target(place, identity));
-            lock.quarantine.push(self.quarantined(path, found));
+            let mut told = self.quarantined(path, found);
+            if matches!(found.fate, Fate::Reclaimable | Fate::Young { .. }) {
+                told.may_not_remove = permission::may_not_remove(place, found);
+            }
+            lock.quarantine.push(told);
             pending.quarantine.push(target);
         });
         lock.quarantine_error = listed.err().map(|errno| describe(errno).into());
@@ -77,7 +84,7 @@ impl View {
     fn epoch(&mut self, lock: &mut Lock, pending: &mut Pending, place: &Place, epoch: Epoch, now: Stamp) {
         lock.file = Some(self.file(&epoch.stat));
         lock.renewed_at_ms = Some(epoch.mtime().ms());
-        lock.may_not_break = look::may_not_end(place, &epoch);
+        lock.may_not_break = permission::may_not_end(place, &epoch);
         lock.state = if epoch.known == Known::Blank { State::Blank } else { State::Held };
         pending.lock = Some(self.target(place, epoch.identity()));
         if epoch.known == Known::Unreadable {
@@ -202,6 +209,7 @@ impl View {
             name: PathText::new(beside(lock, &found.name)),
             fate: FateWord::Reclaimable,
             why: String::new(),
+            may_not_remove: None,
             reclaimable_in_ms: None,
             age_ms: Some(found.age_ms),
             safe_age_ms: is_ours.then_some(found.safe_age_ms),
@@ -229,8 +237,8 @@ impl View {
 const GUARDED: &str = "a process still has the guard of the file in it";
 
 /// What to type, where that is right: an unforced break of what is stale (or has a time stamp that says
-/// nothing) and may be ended by us, and a reclaim where there is something to reclaim. A forced break is
-/// never proposed.
+/// nothing) and may be ended by us, and a reclaim where there is something to reclaim that we may remove. A forced
+/// break is never proposed.
 fn next(lock: &Lock) -> Vec<String> {
     let mut next = Vec::new();
     let path = &lock.name.raw;
@@ -240,10 +248,29 @@ fn next(lock: &Lock) -> Vec<String> {
     if is_due && may && matches!(lock.state, State::Stale | State::Blank | State::Held) {
         next.push(break_line(path, lock.holder.as_ref().map(|holder| holder.nonce.as_str())));
     }
-    if lock.quarantine.iter().any(|found| found.fate == FateWord::Reclaimable) {
-        next.push(format!("withlock reclaim {}", argument(path)));
-    }
+    next.extend(reclaim_line(lock));
     next
+}
+
+/// All of a lock's quarantines at once, or one by one those that are not others' business.
+fn reclaim_line(lock: &Lock) -> Option<String> {
+    /// More of them make no line that anybody reads; the next look names the next ones.
+    const MOST: usize = 8;
+    let due = || lock.quarantine.iter().filter(|found| found.fate == FateWord::Reclaimable);
+    let ours: Vec<&Quarantined> = due().filter(|found| found.may_not_remove.is_none()).collect();
+    let paths: Vec<String> = if ours.len() == due().count() {
+        ours.first().map(|_| argument(&lock.name.raw)).into_iter().collect()
+    } else {
+        // What was moved aside to be deleted cannot be asked for by its name.
+        let is_slot = |path: &[u8]| SlotName::split(file_name(OsStr::from_bytes(path))).is_some();
+        let named = ours.iter().map(|found| &found.name.raw).filter(|path| is_slot(path));
+        named.take(MOST).map(|path| argument(path)).collect()
+    };
+    (!paths.is_empty()).then(|| format!("withlock reclaim {}", paths.join(" ")))
+}
+
+fn file_name(path: &OsStr) -> &OsStr {
+    Path::new(path).file_name().unwrap_or(path)
 }
 
 /// What a look without a lock says of a quarantine's guard.

@@ -434,6 +434,9 @@ pub struct Quarantined {
     pub fate: FateWord,
     /// Why, in words.
     pub why: String,
+    /// Why we could not remove it, even if it is old enough.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub may_not_remove: Option<String>,
     /// Until it may be removed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reclaimable_in_ms: Option<u64>,

@@ -5,7 +5,7 @@ use crate::text::{Shown, duration, shell_word, time};
 
 use super::document::{Alive, GuardReport, GuardState, Holder, Lock, Process, State, Unclear};
 use super::page::{Ink, Paint, aligned};
-use super::reclaim::quarantine_rows;
+use super::reclaim::{not_by_us, quarantine_rows};
 
 /// Columns before a value.
 const LABEL_WIDTH: usize = 14;
@@ -134,6 +134,9 @@ fn block(lock: &Lock, now_ms: i64, paint: Paint) -> String {
         for row in aligned(&quarantine_rows(&lock.quarantine, now_ms)) {
             block.text.push_str(&format!("    {row}\n"));
         }
+        for reason in not_by_us(&lock.quarantine) {
+            block.text.push_str(&format!("    not by us: {reason}\n"));
+        }
     }
     block.text
 }
@@ -167,7 +170,7 @@ fn notes(lock: &Lock) -> Vec<String> {
     }
     if let Some(why) = &lock.may_not_break
         && !lock.unreadable
-        && lock.state != State::Held
+        && (lock.state != State::Held || lock.ahead_ms.is_some())
     {
         notes.push(format!("We may not end it: {why}."));
     }

@@ -39,10 +39,20 @@ fn why(ended: &Ended) -> String {
 
 fn fate(found: &Quarantined) -> String {
     match found.fate {
+        FateWord::Reclaimable if found.may_not_remove.is_some() => "reclaimable, not by us".into(),
         FateWord::Reclaimable => found.why.clone(),
         FateWord::Young => format!("reclaimable in {}", duration(found.reclaimable_in_ms.unwrap_or(0))),
         _ => format!("kept: {}", found.why),
     }
+}
+
+/// Why some of those that may go stay where we are concerned, each reason once.
+pub(super) fn not_by_us(quarantine: &[Quarantined]) -> Vec<String> {
+    let due = quarantine.iter().filter(|found| found.fate == FateWord::Reclaimable);
+    let mut reasons: Vec<String> = due.filter_map(|found| found.may_not_remove.clone()).collect();
+    reasons.sort();
+    reasons.dedup();
+    reasons
 }
 
 fn base_name(path: &[u8]) -> String {

@@ -115,12 +115,17 @@ pub fn end(place: &Place, ending: &Ending<'_>) -> Result<End, Fault> {
 
 /// A directory with the sticky bit lets only the owners of file or directory rename in it.
 pub(super) fn may_not_rename(place: &Place, lock: &Stat) -> Option<String> {
-    const STICKY: u32 = 0o1000;
     let dir = place.dir.stat().ok()?;
+    let (parent, me) = (Shown::os(place.parent()), process::effective_uid());
+    is_kept_by_sticky_bit(&dir, lock)
+        .then(|| format!("it belongs to uid {} in a sticky directory ({parent}), we are uid {me}", lock.uid))
+}
+
+/// Whether that is so for us.
+pub(super) fn is_kept_by_sticky_bit(dir: &Stat, file: &Stat) -> bool {
+    const STICKY: u32 = 0o1000;
     let me = process::effective_uid();
-    (dir.mode & STICKY != 0 && me != 0 && me != lock.uid && me != dir.uid).then(|| {
-        format!("it belongs to uid {} in a sticky directory ({}), we are uid {me}", lock.uid, Shown::os(place.parent()))
-    })
+    dir.mode & STICKY != 0 && me != 0 && me != file.uid && me != dir.uid
 }
 
 /// Opens the lock and reads from this very descriptor that it is what was judged.

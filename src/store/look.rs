@@ -9,13 +9,11 @@ use crate::record::{
     Claim, MAX_BLANK_BYTES, MAX_READ_BYTES, SIGNATURE, SlotName, claim_name, claim_number, is_quarantine_like,
     split_trash,
 };
+use crate::sys::Errno;
 use crate::sys::file::{Dir, Kind, Outcome};
-use crate::sys::{Errno, describe};
-use crate::text::Shown;
 
 use super::claim::Claims;
-use super::end::may_not_rename;
-use super::place::{Epoch, Place, is_refusal};
+use super::place::{Epoch, Place};
 use super::reclaim::{self, Quarantine, Survey};
 
 /// Somebody has entered the slot of a living epoch and has a claim there.
@@ -62,18 +60,6 @@ pub fn each_quarantine(place: &Place, now: Stamp, mut each: impl FnMut(&Quaranti
         survey.examine(name)?.iter().for_each(&mut each);
     }
     Ok(())
-}
-
-/// Why we could not end this epoch even if it were stale, if so.
-pub fn may_not_end(place: &Place, epoch: &Epoch) -> Option<String> {
-    if epoch.known == super::Known::Unreadable {
-        return Some("we may not read it".into());
-    }
-    may_not_rename(place, &epoch.stat).or_else(|| {
-        // Any other error says nothing of permission.
-        let errno = place.dir.may_write().err().filter(|errno| is_refusal(*errno))?;
-        Some(format!("directory {} may not be changed: {}", Shown::os(place.parent()), describe(errno)))
-    })
 }
 
 /// What a directory holds.

@@ -12,6 +12,7 @@ mod grant;
 pub mod handed;
 mod held;
 pub mod look;
+pub mod permission;
 mod place;
 pub mod reclaim;
 pub mod reserve;

@@ -182,7 +182,8 @@ pub(super) fn is_refusal(errno: Errno) -> bool {
     matches!(errno, Errno::EACCES | Errno::EPERM | Errno::EROFS)
 }
 
-fn owner(uid: u32) -> String {
+/// A user, by name where it is known without asking far.
+pub(super) fn owner(uid: u32) -> String {
     user::local_name(uid).unwrap_or_else(|| format!("uid {uid}"))
 }
 

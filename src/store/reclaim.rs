@@ -14,6 +14,7 @@ use crate::sys::{Errno, describe, random};
 use crate::text::Shown;
 
 use super::claim::QUARANTINED;
+use super::permission::may_not_remove;
 use super::place::{Place, Seen};
 
 /// Whether a quarantine may go.
@@ -57,6 +58,7 @@ pub struct Quarantine {
     guard: Option<File>,
     /// The slot; nobody else acts in it from the look to the removal.
     inside: Option<Dir>,
+    is_empty: bool,
 }
 
 /// Removes what the rule allows of one lock's quarantines. Errors are nobody's business here: what could
@@ -71,6 +73,7 @@ pub fn remove_aged(place: &Place) {
     for name in names {
         if let Ok(Some(found)) = survey.examine(name)
             && found.fate == Fate::Reclaimable
+            && may_not_remove(place, &found).is_none()
         {
             let _ = remove(place, &found);
         }
@@ -90,7 +93,7 @@ pub fn remove_oldest(place: &Place) {
     let Ok(survey) = Survey::to_remove(place) else { return };
     for slot in slots.iter().take(AT_ONCE) {
         match survey.examine(slot.file_name(&place.name)) {
-            Ok(Some(found)) if found.fate == Fate::Reclaimable => {
+            Ok(Some(found)) if found.fate == Fate::Reclaimable && may_not_remove(place, &found).is_none() => {
                 let _ = remove(place, &found);
             }
             // What was taken later was ended later, as a rule.
@@ -172,6 +175,7 @@ impl<'a> Survey<'a> {
             stat,
             guard: None,
             inside: None,
+            is_empty: false,
         };
         let looked = match stat.kind {
             Kind::Directory => found.look_inside(self.place),
@@ -217,6 +221,7 @@ impl Quarantine {
         let mut names = Vec::new();
         dir.list(|name| names.push(name.to_owned()))?;
         names.sort_by_key(|name| claim_number(name));
+        self.is_empty = names.is_empty();
         for name in &names {
             let expected = name == QUARANTINED || claim_number(name).is_some();
             let Some(stat) = dir.lstat(name)? else { continue };
@@ -318,6 +323,16 @@ impl Quarantine {
     /// Whether it is a directory, with the dead owner's record inside; otherwise it is that file.
     pub fn is_directory(&self) -> bool {
         self.stat.kind == Kind::Directory
+    }
+
+    /// What it is.
+    pub(super) fn stat(&self) -> &Stat {
+        &self.stat
+    }
+
+    /// The slot, if something in it has to be removed first.
+    pub(super) fn inside(&self) -> Option<&Dir> {
+        self.inside.as_ref().filter(|_| !self.is_empty)
     }
 
     /// Whether the name leads to what was examined.

@@ -7,6 +7,7 @@
 pub mod attendant;
 pub mod clock;
 pub mod file;
+pub mod fixed;
 pub mod guard;
 pub mod handover;
 pub mod hook;

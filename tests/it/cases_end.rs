@@ -421,11 +421,11 @@ fn the_dead_owners_record_is_still_there_right_after_the_eviction() {
 }
 
 /// A file that cannot be changed until this is dropped.
-struct Immutable(std::path::PathBuf);
+pub(crate) struct Immutable(pub(crate) std::path::PathBuf);
 
 impl Drop for Immutable {
     fn drop(&mut self) {
-        let _ = std::process::Command::new("chattr").arg("-i").arg(&self.0).status();
+        let _ = std::process::Command::new("chattr").arg("-ia").arg(&self.0).status();
     }
 }
 

@@ -38,6 +38,7 @@ mod ops_break;
 mod ops_check;
 mod ops_inspect;
 mod ops_look;
+mod ops_permission;
 mod ops_race;
 mod ops_reclaim;
 mod reserve_arbiter;

@@ -50,6 +50,7 @@ fn quarantined() -> Quarantined {
         name: path(),
         fate: FateWord::Young,
         why: "w".into(),
+        may_not_remove: Some("m".into()),
         reclaimable_in_ms: Some(1),
         age_ms: Some(1),
         safe_age_ms: Some(1),
