@@ -103,7 +103,9 @@ fn group(path: &OsStr) -> Result<Group, Fault> {
         Asked::Directory => (with_slash(path), listing(path, true)?),
         Asked::Lock(lock) | Asked::Quarantine(lock) => {
             let place = Place::open(lock, false)?;
-            if let Some(stat) = place.dir.lstat(&place.name).ok().flatten()
+            // What may not be looked at may be a directory full of them.
+            let found = place.dir.lstat(&place.name).map_err(|errno| place.change_fault("look at it", errno))?;
+            if let Some(stat) = found
                 && stat.kind == Kind::Symlink
             {
                 let why = format!(

@@ -89,6 +89,8 @@ pub fn page(reclamation: &Reclamation) -> String {
         text.push_str(&format!("kept {others} quarantines of other locks\n"));
     }
     text.push_str(&match (removed, kept, reclamation.dry_run) {
+        // Where it could not be looked, nobody knows.
+        (0, 0, _) if !reclamation.errors.is_empty() => String::new(),
         (0, 0, _) => "no quarantine\n".into(),
         (removed, kept, true) => format!("{removed} would be removed, {kept} kept\n"),
         (removed, kept, false) => format!("{removed} removed, {kept} kept\n"),

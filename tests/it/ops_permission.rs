@@ -195,3 +195,29 @@ fn what_chattr_has_fixed_is_not_offered_to_root_either() {
         assert_eq!(tree(&dir), before);
     }
 }
+
+#[test]
+fn where_it_may_not_be_looked_reclaim_says_so_and_not_that_nothing_is_there() {
+    let sandbox = Sandbox::new();
+    let (dir, _, slot) = scene(&sandbox, 0o700);
+    let whose = "(directory d belongs to root, mode 0700; we are uid 65534)";
+    let inside = "(directory d belongs to root, mode 0744; we are uid 65534)";
+    let listed = format!("no permission to list its directory: Permission denied {whose}");
+    let looked = format!("no permission to look at it: Permission denied {inside}");
+    let slot = format!("d/{}", slot.file_name().expect("a name").display());
+    for (mode, path, line) in [
+        (0o700, "d", &listed),
+        (0o711, "d/a.lock", &listed.replace("0700", "0711")),
+        // Its names can be read, and no more: each may be a directory full of quarantines.
+        (0o744, "d/a.lock", &looked),
+        (0o744, &slot, &looked),
+    ] {
+        sandbox.chmod(&dir, mode);
+        let run = by_nobody(&sandbox, &["reclaim", path]).run();
+        run.exited(77);
+        // Of a directory the error is about what would be in it.
+        let said = run.err();
+        assert!(said.starts_with(&format!("withlock: {path}")) && said.ends_with(&format!(": {line}\n")), "{said}");
+        assert_eq!((run.out().as_str(), said.lines().count()), ("", 1), "{mode:o} {path}");
+    }
+}
