@@ -114,7 +114,7 @@ pub struct Service {
 }
 
 /// How talkative to be.
-#[derive(Debug, Default, Args)]
+#[derive(Debug, Default, Args, Clone, Copy, PartialEq, Eq)]
 pub struct Talk {
     /// Say nothing but errors
     #[arg(short = 'q', long, conflicts_with = "verbose")]

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
 use crate::address::{Address, is_address};
-use crate::cli::{OnBusy, OnLost, Run, Service, Terms, Waiting};
+use crate::cli::{OnBusy, OnLost, Run, Service, Talk, Terms, Waiting};
 use crate::lease::{DEFAULT_KILL_AFTER_MS, DEFAULT_TTL_MS, MIN_TTL_MS};
 use crate::record::{MAX_LABEL_BYTES, Nonce};
 use crate::text::Shown;
@@ -111,10 +111,8 @@ pub struct Plan {
     pub reentrant: bool,
     /// Where to log to.
     pub log: Option<LogTo>,
-    /// Say nothing but errors.
-    pub quiet: bool,
-    /// Say what is done.
-    pub verbose: bool,
+    /// How talkative to be.
+    pub talk: Talk,
 }
 
 /// Where the log goes.
@@ -172,8 +170,7 @@ impl Plan {
             close: run.close,
             reentrant: run.reentrant,
             log,
-            quiet: run.talk.quiet,
-            verbose: run.talk.verbose,
+            talk: run.talk,
         })
     }
 }

@@ -6,8 +6,11 @@ pub mod log;
 pub mod page;
 pub mod reclaim;
 
+use crate::lease::BLANK_TTL_MS;
 use crate::record::{Guard, Record};
 use crate::text::{Shown, duration, shell_word, time};
+
+use log::EvictedWhy;
 
 /// What is known of a lock that another holds, for a line.
 #[derive(Clone, Debug)]
@@ -56,6 +59,39 @@ impl BusyLock<'_> {
         }
         line.push_str(&format!("; next: withlock inspect {}", shell_word(self.path)));
         line
+    }
+}
+
+/// What is known of a lock that was ended on the way, for a line.
+#[derive(Clone, Debug)]
+pub struct EvictedLock<'a> {
+    /// The path as the user gave it.
+    pub path: &'a [u8],
+    /// Its record, if it had one.
+    pub record: Option<&'a Record>,
+    /// Its holder's user name, where it is known.
+    pub user: Option<String>,
+    /// By what right it was ended.
+    pub why: EvictedWhy,
+    /// Where its record lies now.
+    pub lies_at: &'a [u8],
+}
+
+impl EvictedLock<'_> {
+    /// One line: path, whose it was, why it was ended, where its record lies now.
+    pub fn line(&self) -> String {
+        let ttl = duration(self.record.map_or(BLANK_TTL_MS, Record::judged_ttl_ms));
+        let (what, why) = match self.why {
+            EvictedWhy::Stale => ("stale", format!("not renewed within its ttl, {ttl}")),
+            EvictedWhy::Unchanged => ("stale", format!("unchanged for its ttl, {ttl}, by our own clock")),
+            EvictedWhy::Dead => ("dead", "nobody lives who had its guard".into()),
+        };
+        let whose = match self.record {
+            Some(record) => format!("of {}", holder(record, self.user.as_deref())),
+            None => "without a record".into(),
+        };
+        let (path, lies_at) = (Shown(self.path), Shown(self.lies_at));
+        format!("{path}: ended the {what} lock {whose}: {why}; its record lies in {lies_at}")
     }
 }
 

@@ -6,7 +6,7 @@ use crate::cli::Acquire;
 use crate::exit::Exit;
 use crate::options::{self, Access, Lease, Usage};
 use crate::record::Guard;
-use crate::store::{self, Attempt, Busy, Fault, Held, Offer, Store};
+use crate::store::{self, Attempt, Busy, Evicted, Fault, Held, Offer, Store};
 use crate::sys::keeper::{Side, Watched, split_off};
 use crate::sys::lookout::Word;
 use crate::sys::output::{answer, complain};
@@ -49,7 +49,7 @@ pub(super) fn acquire(given: Acquire, on_entry: &OnEntry) -> anyhow::Result<u8> 
     let guard = if watched.is_some() { Guard::Wrapper } else { Guard::None };
     let offer = offer(&lease, guard, command);
     let mut store = WhileWanted { store, watched: watched.as_ref() };
-    let obtained = obtain(&mut store, &offer, patience, &given.lock, given.talk.quiet, on_entry, &Log::OFF)?;
+    let obtained = obtain(&mut store, &offer, patience, &given.lock, given.talk, on_entry, &Log::OFF)?;
     drop(store);
     let held = match obtained {
         Obtained::Lock(held) => held,
@@ -185,5 +185,9 @@ impl Store for WhileWanted<'_> {
 
     fn absolute_name(&self) -> Result<OsString, Fault> {
         self.store.absolute_name()
+    }
+
+    fn evicted(&mut self) -> Vec<Evicted> {
+        self.store.evicted()
     }
 }

@@ -3,12 +3,13 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
+use crate::cli::Talk;
 use crate::exit::Exit;
 use crate::options::{Patience, is_among};
 use crate::record::Nonce;
-use crate::report::BusyLock;
-use crate::report::log::Event;
-use crate::store::{Attempt, Busy, Fault, Held, Offer, Store};
+use crate::report::log::{Event, EvictedWhy};
+use crate::report::{BusyLock, EvictedLock};
+use crate::store::{Attempt, Basis, Busy, Evicted, Fault, Held, Offer, Store};
 use crate::sys::attendant::{Attendant, Mask, Orders};
 use crate::sys::clock::{boot_ms, wall_ms};
 use crate::sys::lookout::Word;
@@ -57,10 +58,11 @@ pub(super) fn obtain(
     offer: &Offer,
     patience: Patience,
     lock: &OsString,
-    quiet: bool,
+    talk: Talk,
     on_entry: &OnEntry,
     log: &Log,
 ) -> Result<Obtained, Fault> {
+    let quiet = talk.quiet;
     let enclosing = process::variable("WITHLOCK_HELD").unwrap_or_default();
     let began_ms = boot_ms();
     let mut notice = Notice { quiet, is_terminal: None, said: false };
@@ -73,7 +75,12 @@ pub(super) fn obtain(
             attendant.asking();
         }
         let attempt = store.attempt(offer);
-        log.evicted(store.evicted());
+        let evicted = store.evicted();
+        if talk.verbose && !evicted.is_empty() {
+            notice.clear();
+            evicted.iter().for_each(|evicted| output::complain(&evicted_line(evicted, lock)));
+        }
+        log.evicted(evicted);
         let busy = match attempt {
             Ok(Attempt::Granted(held)) => {
                 notice.clear();
@@ -209,6 +216,23 @@ impl Notice {
             output::raw(b"\r\x1b[K");
         }
     }
+}
+
+/// The one line about a lock that was ended on the way.
+fn evicted_line(evicted: &Evicted, lock: &OsString) -> String {
+    let record = evicted.record.as_ref();
+    EvictedLock {
+        path: evicted.lock.as_ref().unwrap_or(lock).as_bytes(),
+        record,
+        user: record.and_then(|record| user::local_name(record.uid)),
+        why: match evicted.basis {
+            Basis::Unchanged => EvictedWhy::Unchanged,
+            Basis::DeadHolder => EvictedWhy::Dead,
+            Basis::Age | Basis::Any => EvictedWhy::Stale,
+        },
+        lies_at: evicted.lies_at.as_bytes(),
+    }
+    .line()
 }
 
 /// The one line about a lock that another holds.

@@ -38,12 +38,12 @@ fn run_logged(plan: Plan, log: &Log) -> anyhow::Result<u8> {
     let place = store::find(&plan.lock, plan.lease.parents)?;
     let (job, mut store) = Job::prepare(plan, place, block()?, log)?;
     let plan = &job.plan;
-    if plan.verbose
+    if plan.talk.verbose
         && let Some(caveat) = store.caveat()
     {
         complain(&format!("{}: {caveat}", Shown::os(&plan.lock)));
     }
-    let obtained = obtain(store.as_mut(), &offer(plan), plan.patience, &plan.lock, plan.quiet, &job.on_entry, log)?;
+    let obtained = obtain(store.as_mut(), &offer(plan), plan.patience, &plan.lock, plan.talk, &job.on_entry, log)?;
     // Gives the signal dispositions back that waiting needed.
     drop(store);
     Ok(job.go_on(obtained))
@@ -60,7 +60,7 @@ pub(super) fn begin(plan: Plan, place: Option<Place>, on_entry: OnEntry) -> Opti
         return None;
     }
     let (store_ref, offer) = (store.as_mut(), offer(plan));
-    let obtained = obtain(store_ref, &offer, plan.patience, &plan.lock, plan.quiet, &job.on_entry, &Log::OFF).ok()?;
+    let obtained = obtain(store_ref, &offer, plan.patience, &plan.lock, plan.talk, &job.on_entry, &Log::OFF).ok()?;
     drop(store);
     let Obtained::Lock(held) = obtained else { return Some(Begun::Obtained(job, obtained)) };
     let program = job.program(&job.plan.argv, &Mode::of(held.as_ref()));
@@ -216,7 +216,7 @@ impl<'a> Job<'a> {
     }
 
     fn with(&self, held: Box<dyn Held>) -> u8 {
-        if self.plan.verbose {
+        if self.plan.talk.verbose {
             for (lock, nonce) in held.locks() {
                 complain(&format!("{}: locked, nonce {nonce}", Shown::os(lock.unwrap_or(&self.plan.lock))));
             }
@@ -277,7 +277,7 @@ impl<'a> Job<'a> {
             }
             OnBusy::Skip => {
                 // No error: a job of cron's may want no mail about it.
-                if !self.plan.quiet {
+                if !self.plan.talk.quiet {
                     complain(&format!("skipped: {line}"));
                 }
                 0

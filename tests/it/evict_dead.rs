@@ -95,3 +95,35 @@ fn whoever_still_has_the_guard_vetoes_it() {
     sandbox.wait_until_nothing_runs();
     assert_eq!(at_once(&sandbox), 0, "all are gone");
 }
+
+#[test]
+fn verbose_tells_whose_lock_was_ended_on_the_way_why_and_where_its_record_lies() {
+    let host = planted(1_000).host;
+    let stale = planted(1_000);
+    let whose = format!("of pid 4194303 on {host} (user root, dead-job)");
+    for (options, record, age_ms, what, why) in [
+        (&["-v"][..], stale.clone(), 60_000, "stale", "not renewed within its ttl, 1s"),
+        (&["-v", "--evict-dead"], dead(), 0, "dead", "nobody lives who had its guard"),
+    ] {
+        let sandbox = Sandbox::new();
+        plant(&sandbox.lock(), &record, age_ms);
+        let finished = sandbox.withlock().args(options).args(["-n", "a.lock", "--", "true"]).run();
+        finished.exited(0);
+        let said = finished.err();
+        let lies_in = slots(&sandbox.lock())[0].path.file_name().expect("a name").display().to_string();
+        let line = format!("withlock: a.lock: ended the {what} lock {whose}: {why}; its record lies in {lies_in}");
+        let lines: Vec<&str> = said.lines().collect();
+        assert_eq!((lines[0], lines.len()), (line.as_str(), 2), "{said}");
+        assert!(lines[1].starts_with("withlock: a.lock: locked, nonce "), "{said}");
+    }
+    // One that was blank, by a script; and without -v not a word.
+    for (quiet, expected) in [("-v", 2), ("-q", 0)] {
+        let sandbox = Sandbox::new();
+        crate::harness::plant_bytes(&sandbox.lock(), b"", 120_000);
+        let said = sandbox.withlock().args(["acquire", "-n", quiet, "a.lock"]).run().err();
+        assert_eq!(said.lines().count(), expected, "{said}");
+        let line =
+            "withlock: a.lock: ended the stale lock without a record: not renewed within its ttl, 1m; its record";
+        assert_eq!(said.starts_with(line), quiet == "-v", "{said}");
+    }
+}
