@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use crate::address::{Address, is_address};
 use crate::cli::{OnBusy, OnLost, Run, Service, Talk, Terms, Waiting};
 use crate::lease::{DEFAULT_KILL_AFTER_MS, DEFAULT_TTL_MS, MIN_TTL_MS};
-use crate::record::{MAX_LABEL_BYTES, Nonce};
+use crate::record::{MAX_LABEL_BYTES, Nonce, encoded_bytes};
 use crate::text::Shown;
 
 /// A usage error, in words.
@@ -267,8 +267,8 @@ pub fn lease(terms: Terms) -> Result<Lease, Usage> {
         return usage("--ttl: at least 1s");
     }
     let label = terms.label.map(|label| match label.into_string() {
-        Ok(label) if label.len() <= MAX_LABEL_BYTES => Ok(label),
-        Ok(_) => usage(format!("--label: at most {MAX_LABEL_BYTES} bytes")),
+        Ok(label) if encoded_bytes(&label) <= MAX_LABEL_BYTES => Ok(label),
+        Ok(_) => usage(format!("--label: at most {MAX_LABEL_BYTES} bytes; a control character counts for 6")),
         Err(_) => usage("--label: not UTF-8"),
     });
     Ok(Lease {

@@ -14,8 +14,11 @@ pub const VERSION: u32 = 1;
 pub const MAX_READ_BYTES: usize = 64 * 1024;
 /// A lock without a readable record is taken for one only up to this size.
 pub const MAX_BLANK_BYTES: usize = 4096;
-/// The longest label, in bytes: a record stays well below what a truncated one may measure.
+/// The longest label, in bytes as the record has it: whole or cut short, a record stays below what a truncated one
+/// may measure.
 pub const MAX_LABEL_BYTES: usize = 1024;
+/// The longest name of a command that is kept, in bytes: no file has a longer one.
+pub const MAX_COMMAND_BYTES: usize = 255;
 /// Every record begins so: it is what tells a lock from a file that somebody pointed us at by mistake.
 pub const SIGNATURE: &[u8] = b"{\"withlock\":";
 
@@ -157,6 +160,11 @@ impl Record {
     pub fn judged_ttl_ms(&self) -> u64 {
         self.ttl_ms.max(crate::lease::MIN_TTL_MS)
     }
+}
+
+/// How many bytes a text takes in a record: a control character takes six.
+pub fn encoded_bytes(text: &str) -> usize {
+    serde_json::to_string(text).map_or(usize::MAX, |quoted| quoted.len() - 2)
 }
 
 /// What the content of a regular file says about it.

@@ -16,6 +16,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::Mode;
 
 use crate::machine::Change;
+use crate::record::MAX_COMMAND_BYTES;
 
 /// Which of the descriptors 0 to 2 were closed on entry, a bit each.
 static CLOSED_ON_ENTRY: AtomicU8 = AtomicU8::new(0);
@@ -341,9 +342,11 @@ pub fn absolute(file: &OsStr) -> Option<std::ffi::OsString> {
     std::path::absolute(file).ok().map(Into::into)
 }
 
-/// The base name of a command, for people.
+/// The base name of a command, for people; what is longer than a file's name can be is cut.
 pub fn base_name(argv0: &OsStr) -> String {
-    Path::new(argv0).file_name().unwrap_or(argv0).to_string_lossy().into_owned()
+    let mut name = Path::new(argv0).file_name().unwrap_or(argv0).to_string_lossy().into_owned();
+    name.truncate((0..=MAX_COMMAND_BYTES).rev().find(|end| name.is_char_boundary(*end)).unwrap_or(0));
+    name
 }
 
 #[cfg(test)]

@@ -484,9 +484,48 @@ fn run(sandbox: &Sandbox, argv: &[OsString]) -> (i32, String) {
 
 /// A record with everything in it, for whom the corpus is not enough.
 #[test]
-fn the_longest_record_is_within_what_a_reader_reads() {
+fn the_longest_record_is_within_what_a_reader_reads_and_so_is_each_beginning_of_it() {
     let Content::Record(record) = whole(&corpus("good").remove(0).1) else { panic!("a good record") };
-    let longest = Record { label: Some("\u{1}".repeat(withlock::record::MAX_LABEL_BYTES)), ..*record };
-    assert!(longest.encode().len() < withlock::record::MAX_READ_BYTES);
-    assert!(matches!(whole(&longest.encode()), Content::Record(_)));
+    let longest = Record {
+        claimed_at_ms: u64::MAX,
+        ttl_ms: u64::MAX,
+        host: "\u{1}".repeat(64),
+        pid: u32::MAX,
+        pid_started: u64::MAX,
+        uid: u32::MAX,
+        command: "\u{1}".repeat(withlock::record::MAX_COMMAND_BYTES),
+        dev: u64::MAX,
+        label: Some("\u{1}".repeat(withlock::record::MAX_LABEL_BYTES / 6)),
+        fence: Some(u64::MAX),
+        ..*record
+    };
+    let line = longest.encode();
+    assert!(line.len() <= withlock::record::MAX_BLANK_BYTES, "{}", line.len());
+    assert!(matches!(whole(&line), Content::Record(_)));
+    for cut in 0..line.len() - 2 {
+        assert_eq!(whole(&line[..cut]), Content::Blank, "cut at {cut}");
+    }
+}
+
+#[test]
+fn a_label_or_a_command_that_would_make_a_record_too_long_is_refused_or_cut() {
+    let sandbox = Sandbox::new();
+    let line = "withlock: --label: at most 1024 bytes; a control character counts for 6\n";
+    for (unit, most) in [("\u{1}", 170), ("\"", 512), ("x", 1_024), ("\u{e4}", 512)] {
+        let run = |count: usize| {
+            let label = unit.repeat(count);
+            sandbox.withlock().arg("--label").arg(label).lock().args(["--", "cat", "a.lock"]).run()
+        };
+        let (taken, refused) = (run(most), run(most + 1));
+        taken.exited(0).silent();
+        assert!(matches!(whole(&taken.stdout), Content::Record(_)), "{unit:?}");
+        refused.exited(64);
+        assert_eq!(refused.err(), line, "{unit:?}");
+    }
+    // Longer than any reader reads.
+    let name = "x".repeat(100_000);
+    let finished = sandbox.withlock().lock().arg("--").arg(&name).run();
+    finished.exited(126);
+    assert_eq!(finished.err(), format!("withlock: cannot run {name}: File name too long\n"));
+    assert!(sandbox.names().is_empty(), "{:?}", sandbox.names());
 }
