@@ -46,7 +46,7 @@ pub struct Received {
     pub signal: i32,
     /// Sent by the kernel (the terminal) to the whole process group, and COMMAND is in it.
     pub by_kernel: bool,
-    /// Sent by this process itself: a SIGPIPE of its own making.
+    /// Sent by this process itself: a SIGPIPE or SIGXFSZ of its own making.
     pub by_self: bool,
 }
 
@@ -91,6 +91,8 @@ pub mod number {
     pub const TTIN: i32 = 21;
     /// Write from the background.
     pub const TTOU: i32 = 22;
+    /// A file has grown to the limit.
+    pub const XFSZ: i32 = 25;
     /// The window has another size.
     pub const WINCH: i32 = 28;
 }
@@ -322,8 +324,8 @@ impl Machine {
     fn signal(&mut self, received: Received, now_ms: u64) -> Vec<Action> {
         match received.signal {
             number::CHLD => Vec::new(),
-            // A line of ours that nobody reads.
-            number::PIPE if received.by_self => Vec::new(),
+            // A line of ours that nobody reads, or that its file has no room for.
+            number::PIPE | number::XFSZ if received.by_self => Vec::new(),
             number::CONT => {
                 let mut actions = Vec::new();
                 if self.keeps_lease() && self.terms.renew && !self.renewing {

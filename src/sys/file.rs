@@ -22,6 +22,7 @@ use crate::lease::Stamp;
 
 use super::attendant;
 use super::hook::{self, Step, around, before, left_out};
+use super::signal::taking_back;
 
 /// What a system call comes to.
 pub type Outcome<T> = nix::Result<T>;
@@ -423,7 +424,7 @@ impl File {
     /// Writes all of `bytes` in one write; a short write is ENOSPC.
     pub fn write_once(&self, bytes: &[u8]) -> Result<()> {
         self.call("write", || {
-            let written = again(|| write(&self.0, bytes))?;
+            let written = taking_back(|| again(|| write(&self.0, bytes)))?;
             hook::stamped(self.0.as_raw_fd());
             if written == bytes.len() { Ok(()) } else { Err(Errno::ENOSPC) }
         })

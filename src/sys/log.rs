@@ -9,10 +9,10 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal};
 use nix::sys::stat::{Mode, fstat};
 
 use super::process::was_closed_on_entry;
+use super::signal::taking_back;
 
 /// How long the first line waits for a reader that does not read, in milliseconds; those after it do not.
 const PATIENCE_MS: u16 = 200;
@@ -85,39 +85,8 @@ impl Log {
             return Err(Errno::EAGAIN);
         }
         let whole = if self.is_broken.get() { [b"\n", line].concat() } else { line.to_vec() };
-        let written = without_signals(|| nix::unistd::write(self.descriptor(), &whole))?;
+        let written = taking_back(|| nix::unistd::write(self.descriptor(), &whole))?;
         self.is_broken.set(written < whole.len());
         if self.is_broken.get() { Err(Errno::ENOSPC) } else { Ok(()) }
     }
-}
-
-/// A write that fails may also send a signal. It is blocked, and must not reach whoever reads or unblocks
-/// signals later.
-fn without_signals(mut call: impl FnMut() -> Result<usize>) -> Result<usize> {
-    let ours = |errno| match errno {
-        Errno::EPIPE => Some(Signal::SIGPIPE),
-        Errno::EFBIG => Some(Signal::SIGXFSZ),
-        _ => None,
-    };
-    loop {
-        match call() {
-            Err(Errno::EINTR) => {}
-            Err(errno) => {
-                if let Some(signal) = ours(errno) {
-                    take_back(signal);
-                }
-                return Err(errno);
-            }
-            written => return written,
-        }
-    }
-}
-
-/// Takes a pending signal away.
-fn take_back(signal: Signal) {
-    let mut only = SigSet::empty();
-    only.add(signal);
-    let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the set and the time outlive the call, and no information about the signal is asked for.
-    unsafe { libc::sigtimedwait(only.as_ref(), std::ptr::null_mut(), &raw const at_once) };
 }

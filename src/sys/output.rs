@@ -7,6 +7,8 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use super::signal::taking_back;
+
 /// How long a line waits for a reader that does not read, in milliseconds.
 const PATIENCE_MS: u16 = 200;
 
@@ -34,7 +36,7 @@ pub fn raw(bytes: &[u8]) {
         if poll(&mut ready, PollTimeout::from(PATIENCE_MS)) == Ok(0) {
             return;
         }
-        while nix::unistd::write(standard_error(), part) == Err(Errno::EINTR) {}
+        let _ = taking_back(|| nix::unistd::write(standard_error(), part));
     }
 }
 
@@ -61,9 +63,9 @@ pub fn answer(bytes: &[u8]) -> Result<()> {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => return Err(errno),
         }
-        match nix::unistd::write(standard_output, left) {
+        match taking_back(|| nix::unistd::write(standard_output, left)) {
             Ok(written) => left = left.get(written..).unwrap_or_default(),
-            Err(Errno::EINTR | Errno::EAGAIN) => {}
+            Err(Errno::EAGAIN) => {}
             Err(errno) => return Err(errno),
         }
     }

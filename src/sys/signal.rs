@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::Result;
+use nix::errno::Errno;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, sigaction, sigprocmask};
@@ -178,6 +179,34 @@ pub fn is_ignored(signal: i32) -> bool {
     asked == 0 && current.sa_sigaction == libc::SIG_IGN
 }
 
+/// A write that fails may also send a signal. It is blocked, and must not reach whoever reads or unblocks signals later:
+/// not COMMAND, which did not write, and not ourselves, who know already. (Where it is not blocked it has acted.)
+pub(super) fn taking_back<T>(mut write: impl FnMut() -> Result<T>) -> Result<T> {
+    loop {
+        match write() {
+            Err(Errno::EINTR) => {}
+            Err(errno) => {
+                match errno {
+                    Errno::EPIPE => take_back(Signal::SIGPIPE),
+                    Errno::EFBIG => take_back(Signal::SIGXFSZ),
+                    _ => {}
+                }
+                return Err(errno);
+            }
+            written => return written,
+        }
+    }
+}
+
+/// Takes a pending signal away.
+fn take_back(signal: Signal) {
+    let mut only = SigSet::empty();
+    only.add(signal);
+    let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the set and the time outlive the call, and no information about the signal is asked for.
+    unsafe { libc::sigtimedwait(only.as_ref(), std::ptr::null_mut(), &raw const at_once) };
+}
+
 /// Stops this process by the default action of a stop signal, unblocked and raised: never by SIGSTOP,
 /// which would hang a process group that nobody can continue. Returns when it is continued, or at once
 /// where the kernel does not stop orphans.
@@ -197,5 +226,5 @@ const _: () = {
     assert!(number::KILL == libc::SIGKILL && number::PIPE == libc::SIGPIPE && number::TERM == libc::SIGTERM);
     assert!(number::CHLD == libc::SIGCHLD && number::CONT == libc::SIGCONT && number::TSTP == libc::SIGTSTP);
     assert!(number::TTIN == libc::SIGTTIN && number::TTOU == libc::SIGTTOU && number::WINCH == libc::SIGWINCH);
-    assert!(number::STOP == libc::SIGSTOP);
+    assert!(number::STOP == libc::SIGSTOP && number::XFSZ == libc::SIGXFSZ);
 };

@@ -220,3 +220,34 @@ fn a_release_that_fails_leaves_a_lock_that_expires_though_a_background_child_has
     assert!(crate::harness::process(child).is_some(), "else the test shows nothing");
     crate::harness::send(child, nix::sys::signal::Signal::SIGKILL);
 }
+
+#[test]
+fn a_limit_on_the_size_of_files_is_an_error_with_a_line_and_acts_on_the_command_as_ever() {
+    let sandbox = Sandbox::new();
+    let under = |limit: u32, words: &str| {
+        let text = format!("(ulimit -f {limit}; {words}; echo \"exit $?\") 2>&1 | cat");
+        let finished = sandbox.sh(text).env("SHIPPED", crate::harness::shipped()).run();
+        finished.exited(0);
+        finished.out()
+    };
+    let line = "withlock: a.lock: cannot write its record: File too large\nexit 74\n";
+    for program in ["$WL", "$SHIPPED"] {
+        for words in
+            ["a.lock -- true", "-w 1s --ttl 5s a.lock -- true", "acquire a.lock", "-v --log-json 2 a.lock -- true"]
+        {
+            let said = under(0, &format!("\"{program}\" {words}"));
+            let plain: String = said.lines().filter(|l| !l.starts_with('{')).map(|l| l.to_owned() + "\n").collect();
+            assert_eq!(plain, line, "{program} {words}");
+            assert!(sandbox.names().is_empty(), "{words}: {:?}", sandbox.names());
+        }
+        // With room for a record it is COMMAND that meets the limit: the signal is as it was.
+        let writes = "dd if=/dev/zero of=big bs=4096 count=2 2>/dev/null";
+        let said = under(1, &format!("\"{program}\" a.lock -- {writes}"));
+        assert!(said.ends_with("exit 153\n"), "{program}: {said}");
+        std::fs::remove_file(sandbox.path("big")).expect("its file");
+        // A line of the wrapper's own that does not fit is no signal to COMMAND.
+        let text = format!("head -c 1024 /dev/zero >full; \"{program}\" -v a.lock -- sh -c 'exit 5' 2>>full");
+        assert!(under(2, &text).ends_with("exit 5\n"), "{program}");
+        std::fs::remove_file(sandbox.path("full")).expect("its file");
+    }
+}
