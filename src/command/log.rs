@@ -28,6 +28,7 @@ struct On {
     name: OsString,
     run: RefCell<Run>,
     has_failed: Cell<bool>,
+    failure: RefCell<Option<String>>,
 }
 
 /// The log cannot be opened.
@@ -91,7 +92,13 @@ impl Log {
         };
         let Who { host, pid, .. } = Who::am_i();
         let run = Run { host, pid, lock: absolute(&plan.lock), label: plan.lease.label.clone(), nonce: None };
-        Ok(Log(Some(On { file, name, run: RefCell::new(run), has_failed: Cell::new(false) })))
+        Ok(Log(Some(On {
+            file,
+            name,
+            run: RefCell::new(run),
+            has_failed: Cell::new(false),
+            failure: RefCell::default(),
+        })))
     }
 
     /// An event of LOCK. It is made only if there is a log.
@@ -123,6 +130,18 @@ impl Log {
             let fence = if lock.is_none() { held.fence() } else { None };
             self.tell_of(lock, Some(nonce), || Event::Acquired { waited_ms, ttl_ms: held.ttl_ms(), fence });
         }
+    }
+
+    /// Why COMMAND was not started, for the last line.
+    pub(super) fn failed(&self, why: String) {
+        if let Some(on) = &self.0 {
+            on.failure.replace(Some(why));
+        }
+    }
+
+    /// That again.
+    pub(super) fn failure(&self) -> Option<String> {
+        self.0.as_ref().and_then(|on| on.failure.borrow().clone())
     }
 
     /// Stale locks were ended on the way.

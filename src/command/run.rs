@@ -28,7 +28,7 @@ pub(super) fn run(plan: Plan) -> anyhow::Result<u8> {
     let log = Log::open(&plan)?;
     let code = run_logged(plan, &log);
     log.tell(|| match &code {
-        Ok(code) => Event::Exit { code: *code, error: None },
+        Ok(code) => Event::Exit { code: *code, error: log.failure() },
         Err(error) => Event::Exit { code: exit_of(error).code(), error: Some(format!("{error:#}")) },
     });
     code
@@ -263,7 +263,7 @@ impl<'a> Job<'a> {
         };
         match ended {
             Ok(ended) => ended.outcome.code,
-            Err(not_run) => not_run.complain(),
+            Err(not_run) => self.not_run(&not_run),
         }
     }
 
@@ -369,9 +369,21 @@ impl<'a> Job<'a> {
             Ok(Ended { outcome: Outcome { code, lost: true, .. }, .. }) if held.locks().len() == 1 => code,
             Ok(Ended { outcome: Outcome { code, .. }, zombie }) => self.release(held, code, Some(zombie)),
             Err(not_run) => {
-                let code = not_run.complain();
+                let code = self.not_run(&not_run);
                 self.release(held, code, None)
             }
+        }
+    }
+
+    /// COMMAND was not started: says so; the exit code.
+    fn not_run(&self, not_run: &NotRun) -> u8 {
+        match not_run.words() {
+            Ok((exit, line)) => {
+                complain(&line);
+                self.log.failed(line);
+                exit.code()
+            }
+            Err(signal) => of_signal(signal),
         }
     }
 
@@ -448,12 +460,12 @@ enum Why {
 }
 
 impl NotRun {
-    /// Says so; the exit code.
-    fn complain(&self) -> u8 {
+    /// The exit code and why; or the signal that came first.
+    fn words(&self) -> Result<(Exit, String), i32> {
         let command = Shown::os(&self.argv0);
         let errno = match self.why {
             Why::Errno(errno) => errno,
-            Why::Signal(signal) => return of_signal(signal),
+            Why::Signal(signal) => return Err(signal),
         };
         let (exit, text) = match errno {
             Errno::ENOENT if !self.argv0.as_bytes().contains(&b'/') => (Exit::NotFound, "command not found"),
@@ -461,7 +473,6 @@ impl NotRun {
             errno @ (Errno::EAGAIN | Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE) => (Exit::System, describe(errno)),
             errno => (Exit::NotExecutable, describe(errno)),
         };
-        complain(&format!("cannot run {command}: {text}"));
-        exit.code()
+        Ok((exit, format!("cannot run {command}: {text}")))
     }
 }

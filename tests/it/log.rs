@@ -157,6 +157,12 @@ fn max_hold_a_condition_a_failed_start_and_a_late_renewal_are_told() {
     assert_eq!(events(&needless), ["acquired", "started", "ended", "not-needed", "released", "exit"]);
     let missing = told(logged(&sandbox).lock().args(["--", "no-such-command"]), 127);
     assert_eq!(events(&missing), ["acquired", "released", "exit"]);
+    assert_eq!(of(&missing, "exit")["error"], "cannot run no-such-command: command not found");
+    fs::create_dir(sandbox.path("dir")).expect("a directory");
+    let not_executable = told(logged(&sandbox).lock().args(["--", "./dir"]), 126);
+    assert_eq!(of(&not_executable, "exit")["error"], "cannot run ./dir: Permission denied");
+    let failed = told(logged(&sandbox).lock().args(["--", "sh", "-c", "exit 127"]), 127);
+    assert_eq!(of(&failed, "exit").get("error"), None, "that is the command's own business");
     let nested = told(sandbox.withlock().lock().sh("$WL --log-json log $L -- true"), 78);
     assert_eq!(events(&nested), ["nested", "exit"]);
     let within = told(sandbox.withlock().lock().sh("$WL --log-json log --reentrant $L -- true"), 0);
