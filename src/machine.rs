@@ -331,7 +331,8 @@ impl Machine {
                 if self.keeps_lease() && self.terms.renew && !self.renewing {
                     actions.push(self.begin_renewal(now_ms));
                 }
-                if self.stopped {
+                // A program may want to know that it goes on also where it never stood still.
+                if !self.has_ended() && (self.stopped || !received.by_kernel) {
                     (self.stopped, self.stopped_alone) = (false, false);
                     actions.push(Action::Forward(number::CONT));
                 }

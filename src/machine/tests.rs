@@ -133,7 +133,7 @@ fn a_renewal_whose_answer_comes_later_counts_from_when_it_was_begun() {
     assert_eq!(deeds(&mut machine, Event::Tick, 20_000), [Action::Renew]);
     assert_eq!(deeds(&mut machine, Event::Renewed(Renewal::Pending), 20_000), []);
     assert_eq!(deeds(&mut machine, Event::Tick, 21_000), [Action::Look], "one renewal at a time");
-    assert_eq!(deeds(&mut machine, signal(number::CONT, false), 21_001), [], "that one is on its way");
+    assert_eq!(deeds(&mut machine, signal(number::CONT, true), 21_001), [], "that one is on its way");
     assert_eq!(deeds(&mut machine, Event::Renewed(Renewal::Confirmed), 24_000), []);
     assert_eq!(deeds(&mut machine, Event::Tick, 44_000), [Action::Renew]);
     assert_eq!(deeds(&mut machine, Event::Renewed(Renewal::Pending), 44_000), []);
@@ -237,7 +237,7 @@ fn without_a_lease_nothing_is_renewed_and_nothing_can_be_lost() {
     let mut machine = machine(|terms| terms.ttl_ms = None);
     assert_eq!(machine.next_due_ms(), u64::MAX);
     assert_eq!(deeds(&mut machine, Event::Tick, 1_000_000), []);
-    assert_eq!(deeds(&mut machine, signal(number::CONT, false), 1_000_000), []);
+    assert_eq!(deeds(&mut machine, signal(number::CONT, false), 1_000_000), [Action::Forward(number::CONT)]);
 }
 
 #[test]

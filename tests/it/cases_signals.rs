@@ -45,6 +45,7 @@ fn c30_a_signal_to_the_wrapper_reaches_the_child_exactly_once_and_the_lock_stays
         (Signal::SIGALRM, "ALRM"),
         (Signal::SIGWINCH, "WINCH"),
         (Signal::SIGPIPE, "PIPE"),
+        (Signal::SIGCONT, "CONT"),
     ];
     let names = members.map(|(_, name)| name).join(" ");
     let sandbox = Sandbox::new();
