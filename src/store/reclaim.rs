@@ -260,7 +260,11 @@ impl Quarantine {
             return Err(Errno::ENOENT);
         }
         let content = file.content(MAX_READ_BYTES)?;
-        if !self.belongs(&content, &self.stat) {
+        // An empty file is anybody's. Ours was ended while it was blank, and its slot is named by its inode. (Nor does
+        // a record's name make it ours: what a power cut has emptied is kept.)
+        let is_blank = record::classify(&content, self.stat.size_bytes) == Content::Blank;
+        let is_named = self.slot.is_none_or(|slot| !is_blank || slot.nonce.is_of_blank(self.stat.identity.ino));
+        if !is_named || !self.belongs(&content, &self.stat) {
             return Ok(Some("it is a file without this epoch's record".into()));
         }
         self.take_record(&content);

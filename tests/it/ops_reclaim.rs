@@ -13,7 +13,7 @@ use withlock::record::SlotName;
 
 use crate::cases_end::plant_slot;
 use crate::cases_path::nasty_names;
-use crate::harness::{Sandbox, age, plant, plant_bytes, planted, slots, tree};
+use crate::harness::{Sandbox, Snapshot, age, plant, plant_bytes, planted, slots, tree};
 
 const HOUR_MS: u64 = 3_600_000;
 
@@ -283,4 +283,32 @@ fn c15_quarantines_of_locks_with_any_name_are_removed_byte_for_byte() {
         assert!(!slot.exists(), "{lock:?}");
     }
     assert!(slots(&sandbox.lock()).is_empty() && sandbox.names().is_empty());
+}
+
+#[test]
+fn an_empty_file_in_a_slots_place_is_removed_only_if_it_is_a_lock_that_was_ended_while_it_was_blank() {
+    for content in ["", "\0\0\0", "{\"withlock\":1,\"non"] {
+        let sandbox = Sandbox::new();
+        let stranger = sandbox.path(format!("a.lock.stale-5-{}", "ab".repeat(16)));
+        let other = sandbox.path(format!("a.lock.stale-6-{:016x}{:016x}", 1, 60_000));
+        for path in [&stranger, &other] {
+            plant_bytes(path, content.as_bytes(), HOUR_MS);
+        }
+        let own = sandbox.path("own");
+        plant_bytes(&own, content.as_bytes(), HOUR_MS);
+        let inode = crate::harness::inode(&own).expect("an inode");
+        let ended = sandbox.path(format!("a.lock.stale-7-{inode:016x}{:016x}", 7_000_000));
+        fs::rename(&own, &ended).expect("its end");
+        let before: Vec<_> = [&stranger, &other].map(|path| Snapshot::of(path)).into();
+        let found = reclaimed(&sandbox, &[], &sandbox.work());
+        assert_eq!(found[&name(&ended)].0, "removed", "{content:?}");
+        for (path, before) in [&stranger, &other].into_iter().zip(before) {
+            let kept = ("not-ours".to_owned(), "it is a file without this epoch's record".to_owned());
+            assert_eq!((&found[&name(path)], Snapshot::of(path)), (&kept, before), "{content:?}");
+        }
+        // Nor does an evictor remove them on its way.
+        plant(&sandbox.lock(), &planted(1_000), 60_000);
+        sandbox.withlock().arg("-n").lock().args(["--", "true"]).run().exited(0);
+        assert!(stranger.exists() && other.exists() && !ended.exists(), "{content:?}");
+    }
 }
