@@ -9,7 +9,7 @@ use crate::store::{Held, News};
 use crate::sys::clock::boot_ms;
 use crate::sys::job::{self, Foreground};
 use crate::sys::output::complain;
-use crate::sys::process::{self, Zombie, descendants, next_change};
+use crate::sys::process::{self, Children, Zombie, descendants, next_change};
 use crate::sys::signal::{Signals, stop_self};
 use crate::sys::timer::Waiter;
 use crate::text::Shown;
@@ -173,11 +173,20 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Signals COMMAND and all its descendants; how many are left that we may signal.
+    /// Signals COMMAND and all its descendants; how many are left that we may signal. What is done again and again until
+    /// nothing is left is done cheaply, and believed only when it was done once with care.
     fn signal_tree(&mut self, signal: i32) -> usize {
+        let is_repeated = matches!(signal, 0 | number::KILL);
+        match if is_repeated { self.signal_those(signal, Children::Listed) } else { 0 } {
+            0 => self.signal_those(signal, Children::All),
+            left => left,
+        }
+    }
+
+    fn signal_those(&mut self, signal: i32, children: Children) -> usize {
         let pid = self.command_pid;
         let started = *self.started.get_or_insert_with(|| process::Stat::of(pid).map_or(0, |stat| stat.started));
-        let tree = descendants(pid, started);
+        let tree = descendants(pid, started, children);
         let mut left = 0;
         // COMMAND itself is our child, whatever /proc shows of it.
         if !self.machine.has_ended() && tree.iter().all(|descendant| descendant.pid != pid) {

@@ -222,26 +222,25 @@ pub struct Descendant {
 
 /// All that descends from the child `command_pid`, with itself: everything below this process (it is the
 /// subreaper), but for children that it had already when it became `withlock`.
-pub fn descendants(command_pid: i32, command_started: u64) -> Vec<Descendant> {
-    let mut children: HashMap<i32, Vec<(i32, Stat)>> = HashMap::new();
+///
+/// A look at `Children::Listed` costs as much as there are descendants, not processes on the host; the kernel may leave
+/// out of it what was moved meanwhile, so that only one at `Children::All` tells that nothing is left.
+pub fn descendants(command_pid: i32, command_started: u64, children: Children) -> Vec<Descendant> {
     let me = i32::try_from(std::process::id()).unwrap_or(0);
     // Of another pid namespace its numbers would mean other processes here.
     if std::fs::read_link("/proc/self").ok().and_then(|name| name.to_str()?.parse().ok()) != Some(me) {
         return Vec::new();
     }
-    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let pid = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok());
-        if let Some((pid, stat)) = pid.and_then(|pid| Some((pid, Stat::of(pid)?))) {
-            children.entry(stat.parent).or_default().push((pid, stat));
-        }
-    }
-    let mut todo: Vec<(i32, Stat)> = children.remove(&me).unwrap_or_default();
+    let is_listed = children == Children::Listed && Path::new(&format!("/proc/{me}/task/{me}/children")).exists();
+    let mut all = if is_listed { HashMap::new() } else { by_parent() };
+    let mut children_of = |pid| if is_listed { listed_children(pid) } else { all.remove(&pid).unwrap_or_default() };
+    let mut todo = children_of(me);
     // Start times are counted in hundredths of a second: within one of them the lower pid is the older.
     todo.retain(|(pid, stat)| (stat.started, *pid) >= (command_started, command_pid));
     let (mut found, mut seen) = (Vec::new(), HashSet::new());
     while let Some((pid, stat)) = todo.pop() {
         if seen.insert(pid) {
-            todo.extend(children.remove(&pid).unwrap_or_default());
+            todo.extend(children_of(pid));
             if stat.state != 'Z' {
                 let command = String::from_utf8_lossy(&stat.command).into_owned();
                 found.push(Descendant { pid, started: stat.started, command });
@@ -249,6 +248,36 @@ pub fn descendants(command_pid: i32, command_started: u64) -> Vec<Descendant> {
         }
     }
     found
+}
+
+/// How children are found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Children {
+    /// By the kernel's lists of them, where it has such.
+    Listed,
+    /// By a look at every process there is.
+    All,
+}
+
+/// Every process, by its parent.
+fn by_parent() -> HashMap<i32, Vec<(i32, Stat)>> {
+    let mut children: HashMap<i32, Vec<(i32, Stat)>> = HashMap::new();
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let pid = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok());
+        if let Some((pid, stat)) = pid.and_then(|pid| Some((pid, Stat::of(pid)?))) {
+            children.entry(stat.parent).or_default().push((pid, stat));
+        }
+    }
+    children
+}
+
+/// The children of all threads of a process, those that it was given as orphans with them.
+fn listed_children(pid: i32) -> Vec<(i32, Stat)> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let lists = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+    let pids: Vec<i32> =
+        lists.flat_map(|list| list.split(' ').filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect();
+    pids.into_iter().filter_map(|pid| Some((pid, Stat::of(pid)?))).collect()
 }
 
 impl Descendant {

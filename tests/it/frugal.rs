@@ -1,6 +1,7 @@
 //! What an uncontended hold costs, and that the shipped program has nothing of the tests in it.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use withlock::sys::hook::STEPS;
 
@@ -199,4 +200,30 @@ fn nothing_of_ours_calls_what_the_c_library_selects_at_its_start() {
     assert!(callers.contains("getenv"), "{callers:?}");
     let ours: Vec<_> = callers.iter().filter(|name| name.contains("::") || name.starts_with('<')).collect();
     assert!(ours.is_empty(), "{ours:?}");
+}
+
+#[test]
+fn while_a_tree_is_being_ended_the_other_processes_of_the_host_are_not_looked_at_again_and_again() {
+    let sandbox = Sandbox::new();
+    let log = sandbox.io_path("strace");
+    // Orphans of threads and of processes that have ended: all that is left is ours.
+    let body =
+        "trap '' TERM; (trap '' TERM; (sleep 1000; sleep 1000) & sleep 1000; sleep 1000) & sleep 1000; sleep 1000";
+    let run = sandbox.withlock().args(["--max-hold", "200ms", "--kill-after", "1500ms"]).lock().sh(body);
+    let finished = run.traced(&log, &["-e", "trace=openat"]).run();
+    finished.exited(124);
+    // The tracer may end a moment later.
+    sandbox.wait_until_nothing_runs();
+    let opened = |name: &str| calls(&log).iter().filter(|call| call.line.contains(name)).count();
+    let looks = opened(&format!("\"/proc/{}/task\"", running_pid(&log)));
+    assert!(looks >= 10, "it was looked {looks} times");
+    // For TERM and for CONT, and to be sure at the end.
+    let whole = opened("\"/proc/1/stat\"");
+    assert!((3..=6).contains(&whole), "all processes were looked at {whole} times");
+}
+
+/// Whose trace it is: the process whose own tasks were looked at first.
+fn running_pid(log: &Path) -> i32 {
+    let pid = |line: &str| line.split_once("\"/proc/")?.1.split_once("/task\"")?.0.parse().ok();
+    calls(log).iter().find_map(|call| pid(&call.line)).expect("a look at its own tasks")
 }
