@@ -314,8 +314,6 @@ pub fn claim_number(name: &OsStr) -> Option<u64> {
 pub enum Why {
     /// It was older than its ttl.
     Stale,
-    /// Its holder was dead: the kernel had dropped the guard that it had left to others (`--evict-dead`).
-    Dead,
     /// An operator broke it.
     Break,
     /// Its own holder, or whoever had its nonce, found another already in the slot's place.

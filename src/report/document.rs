@@ -353,7 +353,7 @@ pub struct ContestReport {
 /// Who ended an epoch, when and why.
 #[derive(Clone, Debug, Serialize)]
 pub struct Ended {
-    /// Why: `stale`, `dead`, `break`, `late-release`.
+    /// Why: `stale`, `break`, `late-release`.
     pub why: Why,
     /// When, by the ender's clock.
     pub at_ms: u64,

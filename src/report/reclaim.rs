@@ -28,7 +28,6 @@ pub(super) fn quarantine_rows(quarantine: &[Quarantined], now_ms: i64) -> Vec<Ve
 fn why(ended: &Ended) -> String {
     let word = match ended.why {
         Why::Stale => "stale",
-        Why::Dead => "dead",
         Why::Break => "break",
         Why::LateRelease => "late-release",
     };

@@ -137,8 +137,8 @@ impl FileStore {
             _ if self.vetoed == Some(identity) => 0,
             _ => VETO_PATIENCE_MS,
         };
-        let why = if basis == Basis::DeadHolder { Why::Dead } else { Why::Stale };
-        let ending = Ending { judged: &epoch, basis, why, force: false, reason: None, mine: None, patience_ms };
+        let ending =
+            Ending { judged: &epoch, basis, why: Why::Stale, force: false, reason: None, mine: None, patience_ms };
         match end(&self.place, &ending)? {
             ended @ (End::Done(_) | End::DoneAside(_)) => {
                 let lies_at = match ended {

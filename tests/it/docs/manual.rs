@@ -192,9 +192,7 @@ fn the_fields_of_records_and_claims_in_the_manual_are_those_that_are_written() {
     assert_eq!(fields(&page, "CLAIM"), keys(&claim));
     let without = page.replacen(".It Cm why\n", "", 1);
     assert_ne!(fields(&without, "CLAIM"), keys(&claim), "the known-bad case");
-    for word in
-        [Why::Stale, Why::Dead, Why::Break, Why::LateRelease].map(|why| serde_json::to_value(why).expect("JSON"))
-    {
+    for word in [Why::Stale, Why::Break, Why::LateRelease].map(|why| serde_json::to_value(why).expect("JSON")) {
         let word = word.as_str().expect("a word").to_owned();
         assert!(page.contains(&format!(".Ql {word}")), "{word}");
     }
