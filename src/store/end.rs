@@ -216,6 +216,9 @@ impl Attempt<'_> {
                 // Somebody removes it, or a stranger has locked it: not for us to look again at once.
                 Ok(Try::Busy) => return Err(Ok(End::Claimed)),
                 Ok(_) => {}
+                // Who gives back what it made itself is not kept from that by a flock that is refused: it may be
+                // why it gives back. The slot is far too young to be reclaimed.
+                Err(_) if self.ending.mine.is_some() => {}
                 Err(errno) => return Err(Err(self.place.fault("enter its quarantine", errno))),
             }
         }

@@ -251,3 +251,15 @@ fn a_limit_on_the_size_of_files_is_an_error_with_a_line_and_acts_on_the_command_
         std::fs::remove_file(sandbox.path("full")).expect("its file");
     }
 }
+
+#[test]
+fn where_flock_is_refused_that_is_said_at_once_and_nobody_waits_for_its_own_file() {
+    let sandbox = Sandbox::new();
+    let log = sandbox.io_path("strace");
+    for (error, code, word) in [("EACCES", 77, "no permission to lock it"), ("EIO", 74, "cannot lock it")] {
+        let inject = format!("inject=flock:error={error}");
+        let run = sandbox.shipped().args(["-w", "1h"]).lock().args(["--", "touch", "ran"]);
+        run.traced(&log, &["-e", "trace=flock", "-e", &inject]).run().exited(code).one_line(&["a.lock: ", word]);
+        assert!(!sandbox.lock().exists() && !sandbox.path("ran").exists(), "{error}: {:?}", sandbox.names());
+    }
+}
