@@ -263,3 +263,18 @@ fn where_flock_is_refused_that_is_said_at_once_and_nobody_waits_for_its_own_file
         assert!(!sandbox.lock().exists() && !sandbox.path("ran").exists(), "{error}: {:?}", sandbox.names());
     }
 }
+
+#[test]
+fn where_a_sandbox_refuses_getrandom_the_same_numbers_come_from_their_file() {
+    let sandbox = Sandbox::new();
+    let log = sandbox.io_path("strace");
+    for error in ["ENOSYS", "EPERM"] {
+        let inject = format!("inject=getrandom:error={error}");
+        let run = sandbox.shipped().lock().sh("echo $WITHLOCK_NONCE");
+        let finished = run.traced(&log, &["-e", "trace=getrandom", "-e", &inject]).run();
+        finished.exited(0).silent();
+        let nonce = finished.out();
+        assert!(nonce.trim().len() == 32 && nonce.trim().bytes().any(|digit| digit != b'0'), "{error}: {nonce:?}");
+        assert!(sandbox.names().is_empty(), "{error}: {:?}", sandbox.names());
+    }
+}
