@@ -415,3 +415,18 @@ fn ctrl_c_before_there_is_a_command_ends_the_run_and_gives_the_lock_back() {
     assert_eq!(run.wait().exited(130).silent().out(), "");
     assert!(!sandbox.lock().exists());
 }
+
+#[test]
+fn c44_max_hold_ends_the_whole_tree_also_where_a_sandbox_knows_no_pidfd() {
+    let sandbox = Sandbox::new();
+    let log = sandbox.io_path("strace");
+    for (calls, error) in [("pidfd_open", "ENOSYS"), ("pidfd_open", "EPERM"), ("pidfd_send_signal", "EPERM")] {
+        let inject = format!("inject={calls}:error={error}");
+        let run = sandbox.withlock().args(["--max-hold", "200ms", "--kill-after", "100ms"]).lock();
+        let run = run.sh("trap '' TERM; sleep 1000 & sleep 1000; :");
+        let finished = run.traced(&log, &["-e", &format!("trace={calls}"), "-e", &inject]).run();
+        finished.exited(124).one_line(&["a.lock: the command has run for 200ms, its --max-hold: ending it"]);
+        sandbox.wait_until_nothing_runs();
+        assert!(sandbox.names().is_empty(), "{calls} {error}: {:?}", sandbox.names());
+    }
+}
