@@ -15,7 +15,7 @@ use crate::sys::clock::boot_ms;
 use crate::sys::output::complain;
 use crate::sys::process::{self, Zombie};
 use crate::sys::signal::{OnEntry, Signals};
-use crate::sys::spawn::Program;
+use crate::sys::spawn::{Program, missing_interpreter};
 use crate::sys::{Errno, describe};
 use crate::text::{Shown, duration};
 
@@ -467,6 +467,12 @@ impl NotRun {
             Why::Errno(errno) => errno,
             Why::Signal(signal) => return Err(signal),
         };
+        let interpreter = (errno == Errno::ENOENT).then(|| missing_interpreter(&self.argv0)).flatten();
+        if let Some(interpreter) = interpreter {
+            let which = Shown::os(&interpreter).to_string();
+            let gap = if which.is_empty() { "" } else { ", " };
+            return Ok((Exit::NotFound, format!("cannot run {command}: its interpreter was not found{gap}{which}")));
+        }
         let (exit, text) = match errno {
             Errno::ENOENT if !self.argv0.as_bytes().contains(&b'/') => (Exit::NotFound, "command not found"),
             Errno::ENOENT => (Exit::NotFound, describe(Errno::ENOENT)),

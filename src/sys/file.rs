@@ -567,7 +567,9 @@ pub fn absolute(path: &std::path::Path) -> Result<OsString> {
     if path.is_absolute() {
         return Ok(path.as_os_str().to_owned());
     }
-    let mut whole = nix::unistd::getcwd()?;
+    // Longer than a path may be, the C library calls out of range.
+    let too_long = |errno| if errno == Errno::ERANGE { Errno::ENAMETOOLONG } else { errno };
+    let mut whole = nix::unistd::getcwd().map_err(too_long)?;
     whole.push(path);
     Ok(whole.into_os_string())
 }

@@ -33,6 +33,8 @@ pub fn describe(errno: Errno) -> &'static str {
     match errno {
         // nix's own text for this one is an abbreviation.
         Errno::EDQUOT => "Disk quota exceeded",
+        // And for this one a piece of advice.
+        Errno::EAGAIN => "Resource temporarily unavailable",
         other => other.desc(),
     }
 }

@@ -4,13 +4,16 @@
 //! system calls that are a sixth of the whole run of a short command. What it does for that is not
 //! needed here: this program has no signal handlers when it spawns, so there is nothing to reset.
 
-use std::ffi::{CStr, CString, OsString, c_char, c_int, c_void};
-use std::os::unix::ffi::OsStringExt;
+use std::ffi::{CStr, CString, OsStr, OsString, c_char, c_int, c_void};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::ptr;
 
 use nix::Result;
 use nix::errno::Errno;
+use nix::fcntl::{OFlag, open};
 use nix::libc;
+use nix::sys::stat::Mode;
+use nix::unistd::{AccessFlags, access};
 
 use super::process::{self, environment};
 use super::signal::OnEntry;
@@ -147,6 +150,21 @@ extern "C" fn become_command(argument: *mut c_void) -> c_int {
         start.error = error;
         libc::_exit(127)
     }
+}
+
+/// Where a command is there and was said not to be found: what it wants to be run by, as its first line says, or
+/// nothing where that is no script's.
+pub fn missing_interpreter(name: &OsStr) -> Option<OsString> {
+    const READ_BYTES: usize = 256;
+    let file =
+        candidates(name.as_bytes()).into_iter().find(|candidate| access(&**candidate, AccessFlags::X_OK).is_ok());
+    let mut line = vec![0; READ_BYTES];
+    let opened = open(&*file?, OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK, Mode::empty());
+    let read = opened.and_then(|opened| nix::unistd::read(opened, &mut line)).unwrap_or(0);
+    line.truncate(read);
+    let line = line.split(|b| *b == b'\n').next().and_then(|line| line.strip_prefix(b"#!")).unwrap_or_default();
+    let words = line.trim_ascii_start().split(|b| *b == b' ' || *b == b'\t');
+    Some(OsString::from_vec(words.into_iter().next().unwrap_or_default().to_vec()))
 }
 
 /// The files that a command's name may mean, in order.

@@ -290,3 +290,24 @@ fn the_command_stays_in_the_wrappers_group_and_session_with_its_directory_and_um
     let (bare, wrapped_fields) = (fields(bare.out()), fields(wrapped.out()));
     assert_eq!((bare.0, bare.2), (wrapped_fields.0, wrapped_fields.2));
 }
+
+#[test]
+fn what_is_missing_of_a_command_that_is_there_is_its_interpreter() {
+    let sandbox = Sandbox::new();
+    for (name, text) in [("dos", "#!/bin/sh\r\n:\r\n"), ("lost", "#! /no/such/shell -e\n:\n"), ("plain", ":\n")] {
+        fs::write(sandbox.path(name), text).expect("a script");
+        sandbox.chmod(sandbox.path(name), 0o755);
+    }
+    let line = |command: &str, why: &str| format!("withlock: cannot run {command}: {why}\n");
+    for (command, why) in [
+        ("./dos", "its interpreter was not found, /bin/sh\\x0d"),
+        ("dos", "its interpreter was not found, /bin/sh\\x0d"),
+        ("./lost", "its interpreter was not found, /no/such/shell"),
+        ("./none", "No such file or directory"),
+        ("none", "command not found"),
+    ] {
+        let finished = sandbox.sh(format!("PATH=$PATH:.; \"$WL\" \"$L\" -- {command}")).run();
+        assert_eq!(finished.exited(127).err(), line(command, why));
+    }
+    sandbox.withlock().lock().args(["--", "./plain"]).run().exited(0).silent();
+}
