@@ -4,7 +4,7 @@
 //! system calls that are a sixth of the whole run of a short command. What it does for that is not
 //! needed here: this program has no signal handlers when it spawns, so there is nothing to reset.
 
-use std::ffi::{CStr, CString, OsStr, OsString, c_char, c_int, c_void};
+use std::ffi::{CString, OsStr, OsString, c_char, c_int, c_void};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::ptr;
 
@@ -25,25 +25,43 @@ pub struct Program {
     /// Entries of our own environment, which outlive the process's every use of them.
     inherited: Vec<*const c_char>,
     set: Vec<CString>,
+    /// Variables that name the process which they are meant for, and named this one.
+    meant_for_us: Vec<&'static str>,
     has_input: bool,
 }
+
+/// What a service manager hands to the process that it has started, by its pid: sockets (sd_listen_fds(3)) and a
+/// watchdog (sd_watchdog_enabled(3)). COMMAND would take neither if they were meant for its wrapper.
+const NAMES_A_PROCESS: [&str; 2] = ["LISTEN_PID", "WATCHDOG_PID"];
+/// The same once more as the identity of a pidfd, which COMMAND's would not be.
+const NAMES_A_PIDFD: &str = "LISTEN_PIDFDID";
 
 impl Program {
     /// A command with this process's environment, in which `set` is set and `unset` is not.
     pub fn new(argv: &[OsString], set: &[(&str, OsString)], unset: &[&str]) -> Result<Self> {
         let c_string = |bytes: Vec<u8>| CString::new(bytes).map_err(|_| Errno::EINVAL);
         let argv = argv.iter().map(|word| c_string(word.clone().into_vec())).collect::<Result<Vec<_>>>()?;
+        let environment = environment();
+        let value = |name: &str| {
+            let mut entries = environment.iter().map(|entry| entry.to_bytes());
+            entries.find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
+        };
+        let is_ours = |value: &[u8]| value == std::process::id().to_string().as_bytes();
+        let meant_for_us: Vec<_> =
+            NAMES_A_PROCESS.into_iter().filter(|name| value(name).is_some_and(is_ours)).collect();
+        let pidfd = (!meant_for_us.is_empty()).then_some(NAMES_A_PIDFD);
         let replaced = |entry: &[u8]| {
-            let mut names = set.iter().map(|(name, _)| *name).chain(unset.iter().copied());
+            let own = meant_for_us.iter().copied().chain(pidfd);
+            let mut names = set.iter().map(|(name, _)| *name).chain(unset.iter().copied()).chain(own);
             names.any(|name| entry.strip_prefix(name.as_bytes()).is_some_and(|rest| rest.starts_with(b"=")))
         };
         let inherited =
-            environment().into_iter().filter(|entry| !replaced(entry.to_bytes())).map(CStr::as_ptr).collect();
+            environment.iter().filter(|entry| !replaced(entry.to_bytes())).map(|entry| entry.as_ptr()).collect();
         let set = set
             .iter()
             .map(|(name, value)| c_string([name.as_bytes(), b"=", &value.clone().into_vec()].concat()))
             .collect::<Result<Vec<_>>>()?;
-        Ok(Program { argv, inherited, set, has_input: true })
+        Ok(Program { argv, inherited, set, meant_for_us, has_input: true })
     }
 
     /// The same, but its standard input is empty.
@@ -58,7 +76,10 @@ impl Program {
         let mut argv: Vec<*const c_char> = self.argv.iter().map(|word| word.as_ptr()).collect();
         argv.push(ptr::null());
         let own = self.set.iter().map(|entry| entry.as_ptr());
-        let environment: Vec<*const c_char> = self.inherited.iter().copied().chain(own).chain([ptr::null()]).collect();
+        let mut own_pid: Vec<OwnPid> = self.meant_for_us.iter().copied().map(OwnPid::new).collect();
+        let named = own_pid.iter().map(|entry| entry.entry.as_ptr().cast());
+        let environment: Vec<*const c_char> =
+            self.inherited.iter().copied().chain(own).chain(named).chain([ptr::null()]).collect();
         // For a script without `#!`: sh, the script, its arguments.
         let mut shell_argv = Vec::with_capacity(argv.len() + 1);
         shell_argv.extend([c"sh".as_ptr(), ptr::null()]);
@@ -68,6 +89,7 @@ impl Program {
             argv: &argv,
             shell_argv: &mut shell_argv,
             environment: &environment,
+            own_pid: &mut own_pid,
             mask: *on_entry.mask().as_ref(),
             has_input: self.has_input,
             ignores_child: on_entry.ignores_child(),
@@ -103,10 +125,42 @@ struct Start<'a> {
     argv: &'a [*const c_char],
     shell_argv: &'a mut [*const c_char],
     environment: &'a [*const c_char],
+    own_pid: &'a mut [OwnPid],
     mask: libc::sigset_t,
     has_input: bool,
     ignores_child: bool,
     error: c_int,
+}
+
+/// A variable whose value is the pid of the process that has it: `NAME=`, and room for the number.
+struct OwnPid {
+    entry: [u8; 32],
+    number_at: usize,
+}
+
+impl OwnPid {
+    fn new(name: &'static str) -> Self {
+        let mut entry = [0; 32];
+        entry[..name.len()].copy_from_slice(name.as_bytes());
+        entry[name.len()] = b'=';
+        OwnPid { entry, number_at: name.len() + 1 }
+    }
+
+    /// In place, and without asking for memory.
+    fn fill_in(&mut self, pid: c_int) {
+        let mut divisor = 1_000_000_000;
+        let mut at = self.number_at;
+        while divisor > 0 {
+            let digit = pid / divisor % 10;
+            if (digit > 0 || at > self.number_at)
+                && let (Some(byte), Ok(digit)) = (self.entry.get_mut(at), u8::try_from(digit))
+            {
+                *byte = b'0' + digit;
+                at += 1;
+            }
+            divisor /= 10;
+        }
+    }
 }
 
 /// The child's part: give SIGCHLD's disposition and the mask back, and become COMMAND, searched for as execvp does.
@@ -123,6 +177,10 @@ extern "C" fn become_command(argument: *mut c_void) -> c_int {
             } else {
                 libc::dup2(null, 0);
             }
+        }
+        if !start.own_pid.is_empty() {
+            let pid = libc::getpid();
+            start.own_pid.iter_mut().for_each(|entry| entry.fill_in(pid));
         }
         if start.ignores_child {
             libc::signal(libc::SIGCHLD, libc::SIG_IGN);

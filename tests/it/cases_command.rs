@@ -311,3 +311,21 @@ fn what_is_missing_of_a_command_that_is_there_is_its_interpreter() {
     }
     sandbox.withlock().lock().args(["--", "./plain"]).run().exited(0).silent();
 }
+
+#[test]
+fn what_a_service_manager_hands_to_its_process_by_number_is_the_commands() {
+    let sandbox = Sandbox::new();
+    let tell = "echo $LISTEN_PID $WATCHDOG_PID ${LISTEN_PIDFDID-none} $LISTEN_FDS $$";
+    let run = |pids: &str| {
+        let set = format!("export LISTEN_FDS=2 LISTEN_PIDFDID=5 {pids}");
+        let finished = sandbox.sh(format!("{set}; exec \"$WL\" \"$L\" -- sh -c '{tell}'")).run();
+        finished.exited(0).silent();
+        finished.out().split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let words = run("LISTEN_PID=$$ WATCHDOG_PID=$$");
+    let command = &words[4];
+    assert_eq!(words, [command, command, "none", "2", command]);
+    // What was meant for another is left alone.
+    let words = run("LISTEN_PID=1 WATCHDOG_PID=01");
+    assert_eq!(words[..4], ["1", "01", "5", "2"]);
+}
