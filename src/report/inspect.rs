@@ -195,7 +195,7 @@ impl Block {
                 format!(": runs here, {} ({})", process.state, state_words(process.state))
             }
             (Some(Alive::Zombie), _) => ": ended, its parent has not noticed yet".into(),
-            (Some(Alive::NotHere), _) => ": no such process here any more".into(),
+            (Some(Alive::NotHere), _) => ": no such process here, ended or of another pid namespace".into(),
             (Some(Alive::OtherHost), _) => ": another host, not seen from here".into(),
             (Some(Alive::EarlierBoot), _) => ": this host was started anew since".into(),
             _ => String::new(),
@@ -379,7 +379,7 @@ mod tests {
         let expected = "\
 /run/lock/backup.lock: stale but guarded, overdue by 40s
   It was not renewed, but a process still vouches for it: nobody takes it before those with its guard have ended.
-  holder        pid 4711 on web1: no such process here any more
+  holder        pid 4711 on web1: no such process here, ended or of another pid namespace
   user          deploy (1000)
   command       backup.sh
   label         nightly\\x1b[2J
