@@ -15,7 +15,7 @@ use crate::store::{Basis, Busy, Evicted, Held};
 use crate::sys::clock::{boot_ms, wall_ms};
 use crate::sys::output::complain;
 use crate::sys::process::Who;
-use crate::sys::{self, Errno, describe, file, user};
+use crate::sys::{self, Errno, describe, path as paths, user};
 use crate::text::Shown;
 
 /// The log of a run. Off, it costs nothing.
@@ -80,7 +80,7 @@ impl Log {
     pub(super) fn open(plan: &Plan) -> Result<Self, NoLog> {
         let Some(to) = &plan.log else { return Ok(Log(None)) };
         let (name, opened) = match to {
-            LogTo::File(path) if locks(plan).any(|lock| file::is_same_place(path, lock)) => {
+            LogTo::File(path) if locks(plan).any(|lock| paths::is_same_place(path, lock)) => {
                 return Err(NoLog { name: path.clone(), errno: Errno::EBUSY });
             }
             LogTo::File(path) => (path.clone(), sys::log::Log::open(path)),
@@ -193,5 +193,5 @@ fn absolute(path: &OsStr) -> PathText {
     if crate::address::is_address(path) {
         return PathText::new(path);
     }
-    PathText::new(file::absolute(Path::new(path)).unwrap_or_else(|_| path.to_owned()))
+    PathText::new(paths::absolute(Path::new(path)).unwrap_or_else(|_| path.to_owned()))
 }

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use crate::lease::{self, BLANK_TTL_MS, Stamp};
 use crate::record::{self, Content, MAX_READ_BYTES, Nonce, Record, SLOT_SUFFIX_BYTES, SlotName};
-use crate::sys::file::{Dir, File, FileSystem, Identity, Kind, Stat, absolute, make_dirs};
+use crate::sys::file::{Dir, File, FileSystem, Identity, Kind, Stat};
+use crate::sys::path::{absolute, make_dirs};
 use crate::sys::{Errno, describe, process, user};
 use crate::text::Shown;
 

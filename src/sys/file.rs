@@ -3,7 +3,7 @@
 //! Every name is looked up under a directory descriptor that was opened once, so that a directory that
 //! is renamed, or a symlink above it that is turned elsewhere, cannot move an operation to another place.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 
@@ -557,52 +557,8 @@ fn tried(locked: Result<()>) -> Result<Try> {
     }
 }
 
-/// Makes the missing directories of `path`, each with 0777 less the umask.
-pub fn make_dirs(path: &std::path::Path) -> std::io::Result<()> {
-    std::fs::create_dir_all(path)
-}
-
-/// The absolute form of a path, without resolving anything in it.
-pub fn absolute(path: &std::path::Path) -> Result<OsString> {
-    if path.is_absolute() {
-        return Ok(path.as_os_str().to_owned());
-    }
-    // Longer than a path may be, the C library calls out of range.
-    let too_long = |errno| if errno == Errno::ERANGE { Errno::ENAMETOOLONG } else { errno };
-    let mut whole = nix::unistd::getcwd().map_err(too_long)?;
-    whole.push(path);
-    Ok(whole.into_os_string())
-}
-
 /// Whether the file system of an open file is a local one, for the tests' clock.
 #[cfg(feature = "switches")]
 pub(super) fn is_local(fd: BorrowedFd<'_>) -> bool {
     fstatfs(fd).is_ok_and(|found| FileSystem::of(found).local)
-}
-
-/// A whole file, by any path: a setting, no lock.
-pub fn whole(path: &OsStr) -> Result<Vec<u8>> {
-    std::fs::read(path).map_err(|error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
-}
-
-/// Whether two paths lead to one file, or would if they were made: so far as can be seen.
-pub fn is_same_place(path: &OsStr, other: &OsStr) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    use std::path::Path;
-    let identity = |metadata: std::io::Result<std::fs::Metadata>| metadata.ok().map(|found| (found.dev(), found.ino()));
-    let place = |path: &Path| {
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        Some((identity(parent.metadata())?, path.file_name()?.to_owned()))
-    };
-    let (path, other) = (Path::new(path), Path::new(other));
-    // The log may be reached through a link, the lock never is.
-    let target =
-        std::fs::read_link(path).ok().map(|target| path.parent().map_or(target.clone(), |dir| dir.join(target)));
-    let would_be = place(other);
-    let same_file = identity(path.metadata()).is_some_and(|found| Some(found) == identity(other.symlink_metadata()));
-    same_file
-        || [Some(path), target.as_deref()]
-            .into_iter()
-            .flatten()
-            .any(|path| would_be.is_some() && place(path) == would_be)
 }

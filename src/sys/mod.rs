@@ -16,6 +16,7 @@ pub mod keeper;
 pub mod log;
 pub mod lookout;
 pub mod output;
+pub mod path;
 pub mod process;
 pub mod random;
 pub mod raw;

@@ -204,6 +204,16 @@ fn nothing_of_ours_calls_what_the_c_library_selects_at_its_start() {
 
 #[test]
 fn while_a_tree_is_being_ended_the_other_processes_of_the_host_are_not_looked_at_again_and_again() {
+    // On a busy machine a traced run may come to few looks, and then shows nothing.
+    let runs = (0..5).map(|_| looks_at_a_tree_that_is_being_ended());
+    let (looks, whole) = runs.into_iter().find(|(looks, _)| *looks >= 10).expect("a run with ten looks");
+    println!("{looks} looks, {whole} of them at all processes");
+    // For TERM and for CONT, and to be sure at the end.
+    assert!((3..=6).contains(&whole), "all processes were looked at {whole} times");
+}
+
+/// How often the tree of a command that has to be ended was looked at, and how often every process of the host.
+fn looks_at_a_tree_that_is_being_ended() -> (usize, usize) {
     let sandbox = Sandbox::new();
     let log = sandbox.io_path("strace");
     // Orphans of threads and of processes that have ended: all that is left is ours.
@@ -215,11 +225,7 @@ fn while_a_tree_is_being_ended_the_other_processes_of_the_host_are_not_looked_at
     // The tracer may end a moment later.
     sandbox.wait_until_nothing_runs();
     let opened = |name: &str| calls(&log).iter().filter(|call| call.line.contains(name)).count();
-    let looks = opened(&format!("\"/proc/{}/task\"", running_pid(&log)));
-    assert!(looks >= 10, "it was looked {looks} times");
-    // For TERM and for CONT, and to be sure at the end.
-    let whole = opened("\"/proc/1/stat\"");
-    assert!((3..=6).contains(&whole), "all processes were looked at {whole} times");
+    (opened(&format!("\"/proc/{}/task\"", running_pid(&log))), opened("\"/proc/1/stat\""))
 }
 
 /// Whose trace it is: the process whose own tasks were looked at first.

@@ -98,7 +98,7 @@ fn certificates(file: &OsStr) -> Result<Vec<Certificate<'static>>, Trouble> {
 }
 
 fn read(file: &OsStr) -> Result<Vec<u8>, Trouble> {
-    crate::sys::file::whole(file).map_err(|errno| match errno {
+    crate::sys::path::whole(file).map_err(|errno| match errno {
         Errno::EACCES | Errno::EPERM => {
             Trouble::Denied(format!("cannot read {}: {}", Shown::os(file), describe(errno)))
         }

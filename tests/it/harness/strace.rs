@@ -15,8 +15,12 @@ pub(crate) struct Call {
 impl Run<'_> {
     /// Under strace, with these options; the trace goes to `log`. The program keeps the pid that
     /// [`super::Running::pid`] tells, and its own parent: the tracer stands aside, in a session of its own (`-DDD`).
+    ///
+    /// strace has itself killed by an alarm when that takes it more than three seconds, which happens on a busy
+    /// machine: so the alarm is blocked.
     pub(crate) fn traced(self, log: &Path, options: &[&str]) -> Self {
-        let front = ["strace", "-DDD", "-qq", "-s", "256", "-o"].map(std::ffi::OsStr::new);
+        let front = ["env", "--block-signal=ALRM", "strace", "-DDD", "-qq", "-s", "256", "-o"];
+        let front = front.map(std::ffi::OsStr::new);
         let options = options.iter().map(std::ffi::OsStr::new);
         self.through(front.into_iter().chain([log.as_os_str()]).chain(options).collect::<Vec<_>>())
     }
