@@ -53,7 +53,7 @@ fn c30_a_signal_to_the_wrapper_reaches_the_child_exactly_once_and_the_lock_stays
     // An `exec` of strace would change who gets what: the number of signals sent is counted beside it.
     let log = sandbox.io_path("strace");
     let run = sandbox.shipped().lock().sh(counting(&names) + &until_told(&gate));
-    let running = run.traced(&log, &["-e", "trace=kill,tkill,tgkill,pidfd_send_signal"]).start();
+    let running = run.traced_with_all_signals(&log, &["-e", "trace=kill,tkill,tgkill,pidfd_send_signal"]).start();
     gate.wait_inside();
     let nonce = with_record(&sandbox.lock()).nonce;
     for (count, (signal, name)) in members.iter().enumerate() {

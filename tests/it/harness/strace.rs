@@ -19,10 +19,19 @@ impl Run<'_> {
     /// strace has itself killed by an alarm when that takes it more than three seconds, which happens on a busy
     /// machine: so the alarm is blocked.
     pub(crate) fn traced(self, log: &Path, options: &[&str]) -> Self {
-        let front = ["env", "--block-signal=ALRM", "strace", "-DDD", "-qq", "-s", "256", "-o"];
-        let front = front.map(std::ffi::OsStr::new);
+        self.traced_through(&["env", "--block-signal=ALRM"], log, options)
+    }
+
+    /// The same, with no signal blocked.
+    pub(crate) fn traced_with_all_signals(self, log: &Path, options: &[&str]) -> Self {
+        self.traced_through(&[], log, options)
+    }
+
+    fn traced_through(self, before: &[&str], log: &Path, options: &[&str]) -> Self {
+        let strace = ["strace", "-DDD", "-qq", "-s", "256", "-o"];
+        let front = before.iter().copied().chain(strace).map(std::ffi::OsStr::new);
         let options = options.iter().map(std::ffi::OsStr::new);
-        self.through(front.into_iter().chain([log.as_os_str()]).chain(options).collect::<Vec<_>>())
+        self.through(front.chain([log.as_os_str()]).chain(options).collect::<Vec<_>>())
     }
 
     /// Delays each of these calls (comma-separated) by so many milliseconds before it is made.
