@@ -1,6 +1,7 @@
 //! Who has the guard of a file, as /proc shows it. Nothing is locked to find out: a look must not turn
 //! away a holder, an ender or a waiter, not even for an instant.
 
+use std::io::Read;
 use std::path::Path;
 
 use nix::sys::stat::{major, minor};
@@ -127,11 +128,11 @@ pub fn who_has(targets: &[Target]) -> Vec<Guarded> {
     if targets.is_empty() {
         return Vec::new();
     }
-    let table = std::fs::read_to_string("/proc/locks").ok();
-    let locks: Vec<Flock> = table.iter().flat_map(|text| text.lines()).filter_map(Flock::parse).collect();
+    let table = Table::read().unwrap_or_default();
+    let locks: Vec<Flock> = table.text.lines().filter_map(Flock::parse).collect();
     let sees_all_namespaces = sees_all_namespaces();
     // In the first namespace the table shows every lock of this host, whoever has it.
-    let table_is_whole = table.is_some() && sees_all_namespaces;
+    let table_is_whole = table.is_of_one_moment && sees_all_namespaces;
     let listed = |target: &Target| locks.iter().find(|lock| target.plain_device && lock.is_of(target.identity));
     let told_free = |target: &Target| target.local && target.plain_device && table_is_whole && listed(target).is_none();
     let wanted: Vec<Target> = targets.iter().filter(|target| !told_free(target)).copied().collect();
@@ -146,7 +147,7 @@ pub fn who_has(targets: &[Target]) -> Vec<Guarded> {
                 Guarded::Free
             } else if !processes.is_empty() || listed(target).is_some() {
                 Guarded::Held { processes, perhaps_more: !sees_all || !target.local, taken_by_pid }
-            } else if target.local && sees_all && !target.plain_device {
+            } else if target.local && sees_all {
                 Guarded::Free
             } else {
                 // Also where the table names it and no process does: it changed hands between the looks.
@@ -154,6 +155,34 @@ pub fn who_has(targets: &[Target]) -> Vec<Guarded> {
             }
         })
         .collect()
+}
+
+/// What the kernel writes of its locks.
+#[derive(Default)]
+struct Table {
+    text: String,
+    /// All of it was had at once. The kernel hands it out a page at a time and counts lines in between: where locks
+    /// go meanwhile, others are passed over.
+    is_of_one_moment: bool,
+}
+
+impl Table {
+    fn read() -> std::io::Result<Self> {
+        const MORE_THAN_A_PAGE: usize = 64 * 1024;
+        // Room for another line would have been used, had there been one.
+        const SURELY_NOT_CUT_BYTES: usize = 4096 - 256;
+        let mut file = std::fs::File::open("/proc/locks")?;
+        let (mut text, mut chunk) = (Vec::new(), vec![0; MORE_THAN_A_PAGE]);
+        loop {
+            let read = file.read(&mut chunk)?;
+            if read == 0 {
+                break;
+            }
+            text.extend_from_slice(&chunk[..read]);
+        }
+        let is_of_one_moment = text.len() <= SURELY_NOT_CUT_BYTES;
+        Ok(Table { text: String::from_utf8_lossy(&text).into_owned(), is_of_one_moment })
+    }
 }
 
 /// Whether this is the first pid namespace, from which every process of the host is seen. The kernel
