@@ -132,7 +132,7 @@ pub fn who_has(targets: &[Target]) -> Vec<Guarded> {
     let locks: Vec<Flock> = table.text.lines().filter_map(Flock::parse).collect();
     let sees_all_namespaces = sees_all_namespaces();
     // In the first namespace the table shows every lock of this host, whoever has it.
-    let table_is_whole = table.is_of_one_moment && sees_all_namespaces;
+    let table_is_whole = table.is_whole && sees_all_namespaces;
     let listed = |target: &Target| locks.iter().find(|lock| target.plain_device && lock.is_of(target.identity));
     let told_free = |target: &Target| target.local && target.plain_device && table_is_whole && listed(target).is_none();
     let wanted: Vec<Target> = targets.iter().filter(|target| !told_free(target)).copied().collect();
@@ -158,30 +158,45 @@ pub fn who_has(targets: &[Target]) -> Vec<Guarded> {
 }
 
 /// What the kernel writes of its locks.
-#[derive(Default)]
+#[derive(Default, Debug, PartialEq, Eq)]
 struct Table {
     text: String,
-    /// All of it was had at once. The kernel hands it out a page at a time and counts lines in between: where locks
-    /// go meanwhile, others are passed over.
-    is_of_one_moment: bool,
+    /// What it does not tell of is not there. The kernel hands it out a page at a time and counts lines in between:
+    /// where locks go meanwhile, others are passed over.
+    is_whole: bool,
 }
 
 impl Table {
     fn read() -> std::io::Result<Self> {
-        const MORE_THAN_A_PAGE: usize = 64 * 1024;
+        Table::by(&mut || {
+            const MORE_THAN_A_PAGE: usize = 64 * 1024;
+            let mut file = std::fs::File::open("/proc/locks")?;
+            let (mut text, mut chunk) = (Vec::new(), vec![0; MORE_THAN_A_PAGE]);
+            loop {
+                let read = file.read(&mut chunk)?;
+                if read == 0 {
+                    return Ok(String::from_utf8_lossy(&text).into_owned());
+                }
+                text.extend_from_slice(&chunk[..read]);
+            }
+        })
+    }
+
+    /// From as many looks as it takes: one where it fits a page, else until some in a row say the same.
+    fn by(look: &mut dyn FnMut() -> std::io::Result<String>) -> std::io::Result<Self> {
         // Room for another line would have been used, had there been one.
         const SURELY_NOT_CUT_BYTES: usize = 4096 - 256;
-        let mut file = std::fs::File::open("/proc/locks")?;
-        let (mut text, mut chunk) = (Vec::new(), vec![0; MORE_THAN_A_PAGE]);
-        loop {
-            let read = file.read(&mut chunk)?;
-            if read == 0 {
-                break;
-            }
-            text.extend_from_slice(&chunk[..read]);
+        const LOOKS: usize = 12;
+        const ALIKE: usize = 4;
+        let mut text = look()?;
+        let (mut looks, mut alike) = (1, 1);
+        while text.len() > SURELY_NOT_CUT_BYTES && alike < ALIKE && looks < LOOKS {
+            let again = look()?;
+            (looks, alike) = (looks + 1, if again == text { alike + 1 } else { 1 });
+            text = again;
         }
-        let is_of_one_moment = text.len() <= SURELY_NOT_CUT_BYTES;
-        Ok(Table { text: String::from_utf8_lossy(&text).into_owned(), is_of_one_moment })
+        let is_whole = text.len() <= SURELY_NOT_CUT_BYTES || alike == ALIKE;
+        Ok(Table { text, is_whole })
     }
 }
 
@@ -261,6 +276,25 @@ fn is_open_at(descriptor: &Path, identity: Identity) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_table_of_locks_that_is_handed_out_in_pieces_is_whole_only_if_it_stays_the_same() {
+        let page = "1: FLOCK  ADVISORY  WRITE 748 fe:00:10070419 0 EOF\n".repeat(100);
+        let looks = |texts: &[&str]| {
+            let mut texts: Vec<String> = texts.iter().rev().map(|&text| text.to_owned()).collect();
+            let mut look =
+                || Ok(if texts.len() > 1 { texts.pop() } else { texts.first().cloned() }.unwrap_or_default());
+            Table::by(&mut look).expect("a table")
+        };
+        let (more, less) = (format!("{page}2: last\n"), page.clone());
+        // What fits a page is had at once.
+        assert_eq!(looks(&["1: one\n", "another"]), Table { text: "1: one\n".into(), is_whole: true });
+        // A line that was passed over is there the next time.
+        assert_eq!(looks(&[&less, &more]), Table { text: more.clone(), is_whole: true });
+        // Whatever is said twice is not believed yet.
+        let changing = [&*less, &*less, &*more, &*more].repeat(4);
+        assert!(!looks(&changing).is_whole);
+    }
 
     #[test]
     fn a_line_of_the_lock_table_is_read_and_one_that_is_waited_for_is_none() {

@@ -81,32 +81,6 @@ fn a_free_path_is_free_and_so_is_one_in_an_empty_directory() {
 }
 
 #[test]
-fn a_guard_is_seen_however_many_locks_of_others_come_and_go_meanwhile() {
-    let sandbox = Sandbox::in_memory();
-    let mut gate = sandbox.gate();
-    let holder = sandbox.withlock().args(["--ttl", "1h"]).lock().sh(gate.script()).start();
-    gate.wait_inside();
-    // More than the kernel tells of in one answer, and all of them newer.
-    let others: Vec<fs::File> =
-        (0..300).map(|at| fs::File::create(sandbox.io_path(&format!("other{at}"))).expect("a file")).collect();
-    let is_over = std::sync::atomic::AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
-                others.iter().for_each(|other| other.lock().expect("a lock"));
-                others.iter().for_each(|other| other.unlock().expect("no lock"));
-            }
-        });
-        let states: Vec<Value> =
-            (0..300).map(|_| inspected(&sandbox, &sandbox.lock())["guard"]["state"].clone()).collect();
-        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
-        assert!(states.iter().all(|state| state == "held"), "{states:?}");
-    });
-    gate.open();
-    holder.wait().exited(0);
-}
-
-#[test]
 fn a_held_lock_shows_its_holder_and_the_processes_that_have_its_guard() {
     let sandbox = Sandbox::new();
     let mut gate = sandbox.gate();
