@@ -123,8 +123,12 @@ fn whoever_is_stopped_is_inside_with_a_rival_when_a_step_is_left_out() {
     // The negative control of the stops: the same trials find what is wrong.
     let stops = |clean: &Clean| each(clean, Fault::Stop).filter(|(call, _)| is_step(call)).collect();
     for steps in ["exclusive,guard,grant-check", "guard,grant-check"] {
-        let wrong = try_all(&[role("holder")], Circumstances { leave_out: Some(steps), no_guards: false }, stops);
-        assert!(wrong.iter().any(|what| what.contains("two were inside")), "without {steps}: {wrong:?}");
+        // Which of the rivals comes first is chance, and so is whether that one is still inside.
+        let two_were_inside = (0..5).any(|_| {
+            let wrong = try_all(&[role("holder")], Circumstances { leave_out: Some(steps), no_guards: false }, stops);
+            wrong.iter().any(|what| what.contains("two were inside"))
+        });
+        assert!(two_were_inside, "without {steps} nobody was found inside with a rival");
     }
     // And what is found is what was left out: with the guard alone missing the look at the grant suffices.
     let wrong = try_all(&[role("holder")], Circumstances { leave_out: Some("guard"), no_guards: false }, |clean| {
