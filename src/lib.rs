@@ -207,6 +207,12 @@
 //! a record, since it would turn the maker away. Where no guard can be seen it polls, at a pace that grows from
 //! milliseconds to a second. Being woken confers nothing; it creates L like everybody.
 //!
+//! Whoever is given a guard whose epoch has ended keeps it while it holds the lock: those who sleep behind it came before
+//! all who find the new epoch. So that a release knows which of its guards somebody waits for, a waiter notes itself on
+//! the file by a shared record lock of its open description, on local file systems. The oldest guard that is slept on is
+//! let go first, and the holder's own only when L is there again or after ten short looks. None of this decides anything:
+//! a wrong note costs a late or a needless waking, the create alone grants.
+//!
 //! # Several locks
 //!
 //! `--also` takes all of several locks or none. **Nothing is held while something is waited for**: whoever finds one busy
