@@ -91,6 +91,7 @@ impl FileStore {
             file,
             stat,
             record,
+            written: Vec::new(),
             guarded,
             inherited: None,
             kept_guards: Vec::new(),
@@ -163,7 +164,9 @@ impl FileHeld {
             self.inherited =
                 Some(descriptor.map_err(|errno| self.place.fault("duplicate its guard's descriptor", errno))?);
         }
-        self.file.write_once(&self.record.encode()).map_err(|errno| self.place.fault("write its record", errno))?;
+        let written = self.record.encode();
+        self.file.write_once(&written).map_err(|errno| self.place.fault("write its record", errno))?;
+        self.written = written;
         if !self.place.file_system.local {
             self.file.sync().map_err(|errno| self.place.fault("write its record", errno))?;
         }

@@ -36,6 +36,8 @@ pub struct FileHeld {
     pub(super) file: File,
     pub(super) stat: Stat,
     pub(super) record: Record,
+    /// The record as we wrote it, byte for byte; empty if we did not.
+    pub(super) written: Vec<u8>,
     /// Where others can end this epoch: under its nonce and, until the record was written, under the
     /// name of a blank lock.
     pub(super) slot: SlotName,
@@ -75,6 +77,7 @@ impl FileHeld {
             file,
             stat,
             record,
+            written: Vec::new(),
             slot,
             // Whoever entered the blank one fails on the record that has been there since.
             blank_slot: slot,
@@ -97,6 +100,10 @@ impl FileHeld {
         match self.at_path()? {
             Mine::No(found) => return Ok(Mine::No(found)),
             Mine::Yes => {}
+        }
+        // What it says is only of interest where it is not what we wrote.
+        if !self.written.is_empty() && self.file.holds(&self.written)? {
+            return Ok(Mine::Yes);
         }
         let content = self.file.content(record::MAX_READ_BYTES)?;
         Ok(match record::classify(&content, content.len() as u64) {
@@ -383,16 +390,22 @@ impl FileHeld {
     /// Wakes the one whose turn it is. Who sleeps on the guard that we were given first came before all
     /// who found this epoch at the path.
     fn wake_first(&self) -> Woken {
-        match self.kept_guards.iter().find(|kept| self.may_be_slept_on(kept)) {
+        let (woken, is_slept_on) = match self.kept_guards.iter().find(|kept| self.may_be_slept_on(kept)) {
             Some(kept) => {
                 let _ = kept.unguard();
-                Woken::Earlier
+                (Woken::Earlier, true)
             }
             None => {
+                let is_slept_on = self.place.file_system.local && self.file.has_sleepers();
                 self.wake_own();
-                Woken::Own
+                (Woken::Own, is_slept_on)
             }
+        };
+        if is_slept_on && !is_scheduled() {
+            // Often woken on this very processor: what is left to do here can wait.
+            sleep::step_back();
         }
+        woken
     }
 
     /// Wakes those who sleep on this epoch's own guard, once the first has taken the lock or had its chance:
@@ -401,8 +414,6 @@ impl FileHeld {
         if woken == Woken::Earlier {
             self.let_in();
             self.wake_own();
-        } else if self.place.file_system.local && self.file.has_sleepers() {
-            sleep::step_back();
         }
     }
 

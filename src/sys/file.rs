@@ -421,6 +421,15 @@ impl File {
         Ok(content)
     }
 
+    /// Whether the content is `bytes` and no more. Longer ones than a record of ours count as other ones.
+    pub fn holds(&self, bytes: &[u8]) -> Result<bool> {
+        self.call("pread", || {
+            let mut chunk = [0; 2048];
+            let read = again(|| pread(&self.0, &mut chunk, 0))?;
+            Ok(chunk.get(..read) == Some(bytes))
+        })
+    }
+
     /// Writes all of `bytes` in one write; a short write is ENOSPC.
     pub fn write_once(&self, bytes: &[u8]) -> Result<()> {
         self.call("write", || {

@@ -35,19 +35,19 @@ impl Waiter {
         if left_ms == 0 {
             return Ok(true);
         }
-        let readable = |descriptor| PollFd::new(descriptor, PollFlags::POLLIN);
-        let signal = readable(signals.as_fd());
-        // The signals' descriptor twice is as good as once.
-        let also = also.map_or_else(|| signal.clone(), readable);
         let first_only = std::mem::take(&mut self.is_first);
-        let timer = if first_only { signal.clone() } else { readable(self.set(until_boot_ms)?.as_fd()) };
+        let timer = if first_only { None } else { Some(self.set(until_boot_ms)?.as_fd()) };
         let timeout = match first_only {
             true => PollTimeout::try_from(left_ms.min(60_000)).unwrap_or(PollTimeout::MAX),
             false => PollTimeout::NONE,
         };
-        let mut three = [signal, also, timer];
-        match poll(&mut three, timeout) {
-            Ok(_) => Ok(three[0].any().unwrap_or(true)),
+        let signal = signals.as_fd();
+        let (second, third) = (timer.or(also), timer.and(also));
+        let mut all = [Some(signal), second, third]
+            .map(|descriptor| PollFd::new(descriptor.unwrap_or(signal), PollFlags::POLLIN));
+        let used = 1 + usize::from(second.is_some()) + usize::from(third.is_some());
+        match poll(&mut all[..used], timeout) {
+            Ok(_) => Ok(all[0].any().unwrap_or(true)),
             Err(Errno::EINTR) => Ok(true),
             Err(errno) => Err(errno),
         }
