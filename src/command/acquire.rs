@@ -101,6 +101,7 @@ fn offer(lease: &Lease, guard: Guard, command: String) -> Offer {
         label: lease.label.clone(),
         mode: lease.mode,
         fence: lease.fence.clone(),
+        runs_command: false,
         evict_dead: lease.evict_dead,
     }
 }

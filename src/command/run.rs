@@ -1,6 +1,6 @@
 //! `withlock LOCK -- COMMAND`.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
 use crate::cli::OnBusy;
@@ -15,7 +15,7 @@ use crate::sys::clock::boot_ms;
 use crate::sys::output::complain;
 use crate::sys::process::{self, Zombie};
 use crate::sys::signal::{OnEntry, Signals};
-use crate::sys::spawn::{Program, missing_interpreter};
+use crate::sys::spawn::{Program, Variables, missing_interpreter};
 use crate::sys::{Errno, describe};
 use crate::text::{Shown, duration};
 
@@ -62,9 +62,8 @@ pub(super) fn begin(plan: Plan, place: Option<Place>, on_entry: OnEntry) -> Opti
     let (store_ref, offer) = (store.as_mut(), offer(plan));
     let obtained = obtain(store_ref, &offer, plan.patience, &plan.lock, plan.talk, &job.on_entry, &Log::OFF).ok()?;
     drop(store);
-    let Obtained::Lock(held) = obtained else { return Some(Begun::Obtained(job, obtained)) };
-    let program = job.program(&job.plan.argv, &Mode::of(held.as_ref()));
-    let spawned = job.spawn(program, &job.plan.argv, Some(held.as_ref()));
+    let Obtained::Lock(mut held) = obtained else { return Some(Begun::Obtained(job, obtained)) };
+    let spawned = job.spawn(&job.command, &job.plan.argv, &Mode::of(held.as_ref()), Some(&mut held));
     Some(Begun::Started(job, held, spawned))
 }
 
@@ -143,6 +142,7 @@ fn offer(plan: &Plan) -> Offer {
         label: plan.lease.label.clone(),
         mode: plan.lease.mode,
         fence: plan.lease.fence.clone(),
+        runs_command: true,
         evict_dead: plan.lease.evict_dead,
     }
 }
@@ -158,10 +158,45 @@ enum Mode {
     Degraded,
 }
 
+/// The variables that tell it.
+const LOCK: &str = "WITHLOCK_LOCK";
+const NONCE: &str = "WITHLOCK_NONCE";
+const FENCE: &str = "WITHLOCK_FENCE";
+const HELD: &str = "WITHLOCK_HELD";
+const MODE: &str = "WITHLOCK_MODE";
+
 impl Mode {
     fn of(held: &dyn Held) -> Self {
         let new = held.locks().into_iter().map(|(_, nonce)| nonce).collect();
         Mode::Locked { nonce: held.nonce(), fence: held.fence(), new }
+    }
+
+    fn variables(&self) -> Result<Variables, Errno> {
+        let mut told = Variables::default();
+        let mut held = process::variable(HELD);
+        match self {
+            Mode::Locked { nonce, fence, new } => {
+                told.set(MODE, OsStr::new("locked"))?;
+                told.set(NONCE, OsStr::new(nonce.as_str()))?;
+                let fence = match fence {
+                    Some(number) => Some(number.to_string().into()),
+                    None if new.contains(nonce) => None,
+                    // The lock was taken, and its number had, by an ancestor.
+                    None => process::variable(FENCE),
+                };
+                fence.map_or(Ok(()), |number| told.set(FENCE, &number))?;
+                for nonce in new {
+                    let all = held.get_or_insert_default();
+                    if !all.is_empty() {
+                        all.push(" ");
+                    }
+                    all.push(nonce.as_str());
+                }
+            }
+            Mode::Degraded => told.set(MODE, OsStr::new("degraded"))?,
+        }
+        held.map_or(Ok(()), |all| told.set(HELD, &all))?;
+        Ok(told)
     }
 }
 
@@ -170,6 +205,8 @@ impl Mode {
 pub(super) struct Job<'a> {
     plan: Plan,
     lock: OsString,
+    /// COMMAND, but for what it is told once the lock is taken.
+    command: Result<Program, Errno>,
     signals: Signals,
     on_entry: OnEntry,
     leads_session: bool,
@@ -195,7 +232,8 @@ impl<'a> Job<'a> {
         let lock = store.absolute_name()?;
         // Without it orphans of COMMAND would escape when all of its tree must end.
         let _ = process::become_subreaper();
-        Ok((Job { plan, lock, signals, on_entry, leads_session: process::is_session_leader(), log }, store))
+        let command = Job::program(&plan, &lock, &plan.argv);
+        Ok((Job { plan, command, lock, signals, on_entry, leads_session: process::is_session_leader(), log }, store))
     }
 
     fn go_on(&self, obtained: Obtained) -> u8 {
@@ -230,8 +268,8 @@ impl<'a> Job<'a> {
     fn unless_skipped(&self, mode: &Mode, mut held: Option<&mut Box<dyn Held>>) -> Result<Ended, NotRun> {
         if let Some(condition) = &self.plan.skip_if {
             let argv = ["/bin/sh".into(), "-c".into(), condition.clone()];
-            let condition = self.program(&argv, mode).map(Program::without_input);
-            let mut ended = self.supervised(condition, &argv, held.as_deref_mut())?;
+            let condition = Job::program(&self.plan, &self.lock, &argv).map(Program::without_input);
+            let mut ended = self.supervised(&condition, &argv, mode, held.as_deref_mut())?;
             let outcome = &mut ended.outcome;
             if outcome.lost {
                 outcome.code = Exit::Lost.code();
@@ -251,8 +289,7 @@ impl<'a> Job<'a> {
     }
 
     fn command(&self, mode: &Mode, held: Option<&mut Box<dyn Held>>) -> Result<Ended, NotRun> {
-        let argv = &self.plan.argv;
-        self.supervised(self.program(argv, mode), argv, held)
+        self.supervised(&self.command, &self.plan.argv, mode, held)
     }
 
     fn without_lease(&self, mode: &Mode) -> u8 {
@@ -291,25 +328,31 @@ impl<'a> Job<'a> {
 
     fn supervised(
         &self,
-        program: Result<Program, Errno>,
+        program: &Result<Program, Errno>,
         argv: &[OsString],
-        held: Option<&mut Box<dyn Held>>,
+        mode: &Mode,
+        mut held: Option<&mut Box<dyn Held>>,
     ) -> Result<Ended, NotRun> {
-        let running = self.spawn(program, argv, held.as_ref().map(|held| held.as_ref()))?;
+        let running = self.spawn(program, argv, mode, held.as_deref_mut())?;
         Ok(running.supervise(self, held))
     }
 
     fn spawn(
         &self,
-        program: Result<Program, Errno>,
+        program: &Result<Program, Errno>,
         argv: &[OsString],
-        held: Option<&dyn Held>,
+        mode: &Mode,
+        mut held: Option<&mut Box<dyn Held>>,
     ) -> Result<Running, NotRun> {
+        // Goes with whatever ends this before it is needed.
+        let recruit = held.as_mut().and_then(|held| held.recruit());
+        let held = held.as_deref().map(AsRef::as_ref);
         let not_run = |errno| NotRun { why: Why::Errno(errno), argv0: argv[0].clone() };
         if let Some(signal) = self.on_entry.ended_by_terminal() {
             return Err(NotRun { why: Why::Signal(signal), argv0: argv[0].clone() });
         }
-        let program = program.map_err(not_run)?;
+        let program = program.as_ref().map_err(|errno| not_run(*errno))?;
+        let told = mode.variables().map_err(not_run)?;
         let terms = Terms {
             ttl_ms: held.map(Held::ttl_ms),
             renew: self.plan.renew,
@@ -322,45 +365,23 @@ impl<'a> Job<'a> {
         };
         let now_ms = boot_ms();
         let granted_ms = held.map_or(now_ms, Held::granted_boot_ms);
-        let pid = program.spawn(&self.on_entry).map_err(not_run)?;
+        let pid = program.spawn(&told, &self.on_entry, recruit).map_err(not_run)?;
         self.log.tell(|| Event::Started { command: process::base_name(&argv[0]), command_pid: pid });
         Ok(Running { pid, machine: Machine::new(terms, granted_ms, now_ms) })
     }
 
-    fn program(&self, argv: &[OsString], mode: &Mode) -> Result<Program, Errno> {
-        let mut set: Vec<(&str, OsString)> = vec![("WITHLOCK_LOCK", self.lock.clone())];
+    fn program(plan: &Plan, lock: &OsStr, argv: &[OsString]) -> Result<Program, Errno> {
+        let mut given = Variables::default();
+        given.set(LOCK, lock)?;
         // So that `check` in COMMAND reaches the same service in the same way.
-        for (name, file) in self.plan.access.variables() {
-            set.extend(file.and_then(|file| process::absolute(file)).map(|file| (name, file)));
+        let mut own = vec![LOCK, NONCE, FENCE, HELD, MODE];
+        for (name, file) in plan.access.variables() {
+            if let Some(file) = file.and_then(|file| process::absolute(file)) {
+                given.set(name, &file)?;
+                own.push(name);
+            }
         }
-        let mut unset = Vec::new();
-        let name = match mode {
-            Mode::Locked { nonce, fence, new } => {
-                set.push(("WITHLOCK_NONCE", nonce.as_str().into()));
-                match fence {
-                    Some(number) => set.push(("WITHLOCK_FENCE", number.to_string().into())),
-                    None if new.contains(nonce) => unset.push("WITHLOCK_FENCE"),
-                    None => {}
-                }
-                if !new.is_empty() {
-                    let mut all = process::variable("WITHLOCK_HELD").unwrap_or_default();
-                    for nonce in new {
-                        if !all.is_empty() {
-                            all.push(" ");
-                        }
-                        all.push(nonce.as_str());
-                    }
-                    set.push(("WITHLOCK_HELD", all));
-                }
-                "locked"
-            }
-            Mode::Degraded => {
-                unset.extend(["WITHLOCK_NONCE", "WITHLOCK_FENCE"]);
-                "degraded"
-            }
-        };
-        set.push(("WITHLOCK_MODE", name.into()));
-        Program::new(argv, &set, &unset)
+        Program::new(argv, &own, given)
     }
 
     fn end(&self, held: Box<dyn Held>, ended: Result<Ended, NotRun>) -> u8 {

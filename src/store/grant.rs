@@ -9,7 +9,8 @@ use crate::machine::Renewal;
 use crate::record::{Guard, Record, SlotName, VERSION, Why};
 use crate::sys::clock::{boot_ms, wall_ms};
 use crate::sys::file::{File, Outcome, Try};
-use crate::sys::hook::{Step, left_out};
+use crate::sys::hook::{Step, is_scheduled, left_out};
+use crate::sys::recruit::Recruit;
 use crate::sys::{Errno, random, sleep};
 
 use super::claim::Sealed;
@@ -87,7 +88,7 @@ impl FileStore {
         let mut held = Box::new(FileHeld {
             slot: SlotName::of(&record),
             blank_slot: SlotName::of_blank(stat.identity.ino, stat.mtime),
-            place,
+            place: Arc::clone(&place),
             file,
             stat,
             record,
@@ -96,9 +97,15 @@ impl FileStore {
             inherited: None,
             kept_guards: Vec::new(),
             granted_boot_ms,
+            recruit: None,
         });
-        let completed = self.reserve_fence(offer).and_then(|fence| {
-            held.record.fence = fence;
+        let completed = held.hand_down_guard().and_then(|()| {
+            if offer.runs_command && place.file_system.local && !is_scheduled() {
+                // It gets copies of all that COMMAND is to have, and the signal dispositions of before the wait.
+                self.sleeper.give_back();
+                held.recruit = Recruit::make();
+            }
+            held.record.fence = self.reserve_fence(offer)?;
             held.complete(offer)
         });
         if let Err(fault) = completed {
@@ -154,15 +161,20 @@ fn own_ending<'a>(judged: &'a Epoch, file: &'a File) -> Ending<'a> {
 }
 
 impl FileHeld {
-    /// The rest of step (3): what the record says, and the record itself, in one write.
-    fn complete(&mut self, offer: &Offer) -> Result<(), Fault> {
-        if let Some(mode) = offer.mode {
-            self.file.set_mode(mode).map_err(|errno| self.place.fault("set its mode", errno))?;
-        }
+    /// The guard's second descriptor, if COMMAND is to inherit one.
+    fn hand_down_guard(&mut self) -> Result<(), Fault> {
         if self.guarded && self.record.guard == Guard::Inherited {
             let descriptor = self.file.inheritable();
             self.inherited =
                 Some(descriptor.map_err(|errno| self.place.fault("duplicate its guard's descriptor", errno))?);
+        }
+        Ok(())
+    }
+
+    /// The rest of step (3): what the record says, and the record itself, in one write.
+    fn complete(&mut self, offer: &Offer) -> Result<(), Fault> {
+        if let Some(mode) = offer.mode {
+            self.file.set_mode(mode).map_err(|errno| self.place.fault("set its mode", errno))?;
         }
         let written = self.record.encode();
         self.file.write_once(&written).map_err(|errno| self.place.fault("write its record", errno))?;

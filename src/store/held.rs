@@ -12,6 +12,7 @@ use crate::sys::clock::boot_ms;
 use crate::sys::file::{File, Identity, Kind, Outcome, Stat, Try};
 use crate::sys::hook::{Step, is_scheduled, left_out};
 use crate::sys::keeper::Alarm;
+use crate::sys::recruit::Recruit;
 use crate::sys::{Errno, describe, sleep};
 use crate::text::Shown;
 
@@ -49,6 +50,8 @@ pub struct FileHeld {
     /// Guards of epochs that have ended. Others sleep on them, and wake, one of each, when we let go.
     pub(super) kept_guards: Vec<File>,
     pub(super) granted_boot_ms: u64,
+    /// The process that is to become COMMAND. It has copies of our descriptors.
+    pub(super) recruit: Option<Recruit>,
 }
 
 /// What is at the lock path.
@@ -85,6 +88,7 @@ impl FileHeld {
             inherited: None,
             kept_guards: Vec::new(),
             granted_boot_ms: boot_ms(),
+            recruit: None,
         }
     }
 
@@ -101,11 +105,11 @@ impl FileHeld {
             Mine::No(found) => return Ok(Mine::No(found)),
             Mine::Yes => {}
         }
+        let content = self.file.content(record::MAX_READ_BYTES)?;
         // What it says is only of interest where it is not what we wrote.
-        if !self.written.is_empty() && self.file.holds(&self.written)? {
+        if content == self.written && !content.is_empty() {
             return Ok(Mine::Yes);
         }
-        let content = self.file.content(record::MAX_READ_BYTES)?;
         Ok(match record::classify(&content, content.len() as u64) {
             Content::Record(found) if found.nonce == self.record.nonce => Mine::Yes,
             Content::Record(found) => Mine::No(format!("its record was overwritten (nonce {})", found.nonce)),
@@ -396,9 +400,8 @@ impl FileHeld {
                 (Woken::Earlier, true)
             }
             None => {
-                let is_slept_on = self.place.file_system.local && self.file.has_sleepers();
                 self.wake_own();
-                (Woken::Own, is_slept_on)
+                (Woken::Own, self.place.file_system.local && self.file.has_sleepers())
             }
         };
         if is_slept_on && !is_scheduled() {
@@ -475,6 +478,10 @@ impl Held for FileHeld {
 
     fn ttl_ms(&self) -> u64 {
         self.record.ttl_ms
+    }
+
+    fn recruit(&mut self) -> Option<Recruit> {
+        self.recruit.take()
     }
 
     fn inherited_guard(&self) -> Option<RawFd> {

@@ -29,6 +29,7 @@ use crate::options::Access;
 use crate::record::{Guard, Nonce, Record};
 use crate::sys::keeper::Alarm;
 use crate::sys::lookout::Word;
+use crate::sys::recruit::Recruit;
 use crate::sys::signal::OnEntry;
 
 pub use end::{Basis, End, Ending, end};
@@ -54,6 +55,8 @@ pub struct Offer {
     pub mode: Option<u32>,
     /// Where to reserve a fencing token with the grant.
     pub fence: Option<OsString>,
+    /// A command is started as soon as it is ours: the process for it is made meanwhile, where that can be.
+    pub runs_command: bool,
     /// End the epoch of a holder whose inherited guard the kernel has dropped, without waiting for the
     /// ttl.
     pub evict_dead: bool,
@@ -171,6 +174,10 @@ pub trait Held: std::fmt::Debug + Send {
     fn granted_boot_ms(&self) -> u64;
     /// The lease that was granted, in milliseconds: what was asked for, or more.
     fn ttl_ms(&self) -> u64;
+    /// The process that was made ready to become COMMAND, if any.
+    fn recruit(&mut self) -> Option<Recruit> {
+        None
+    }
     /// The guard's descriptor that COMMAND is to inherit, if any.
     fn inherited_guard(&self) -> Option<RawFd>;
     /// Whether contenders are possible that do not see our guard.

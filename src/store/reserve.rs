@@ -147,6 +147,7 @@ impl Numbers {
             label: None,
             mode: None,
             fence: None,
+            runs_command: false,
             evict_dead: false,
         };
         let enclosing = process::variable("WITHLOCK_HELD").unwrap_or_default();

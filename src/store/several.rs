@@ -108,7 +108,7 @@ impl Several {
         let mut with_ancestor: Option<Box<Busy>> = None;
         for at in self.turn(offer) {
             let fence = if at == LOCK { offer.fence.clone() } else { None };
-            let mut busy = match self.locks[at].store.attempt(&Offer { fence, ..offer.clone() }) {
+            let mut busy = match self.locks[at].store.attempt(&Offer { fence, runs_command: false, ..offer.clone() }) {
                 Ok(Attempt::Granted(held)) => {
                     all.pieces.push(Piece { at, name: self.name(at), held, is_lost: false });
                     continue;

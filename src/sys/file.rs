@@ -421,15 +421,6 @@ impl File {
         Ok(content)
     }
 
-    /// Whether the content is `bytes` and no more. Longer ones than a record of ours count as other ones.
-    pub fn holds(&self, bytes: &[u8]) -> Result<bool> {
-        self.call("pread", || {
-            let mut chunk = [0; 2048];
-            let read = again(|| pread(&self.0, &mut chunk, 0))?;
-            Ok(chunk.get(..read) == Some(bytes))
-        })
-    }
-
     /// Writes all of `bytes` in one write; a short write is ENOSPC.
     pub fn write_once(&self, bytes: &[u8]) -> Result<()> {
         self.call("write", || {
@@ -503,9 +494,10 @@ impl File {
     }
 
     /// A second descriptor for the same open description, numbered out of the way of scripts (which use
-    /// 3 to 9, and shells up to 255) and kept across exec.
+    /// 3 to 9, and whose shells use 10 and what is free above, or 255) and kept across exec. Below 64: a larger
+    /// number would make COMMAND's table of descriptors, and that of each process it makes, eight times larger.
     pub fn inheritable(&self) -> Result<OwnedFd> {
-        const WISHES: [RawFd; 4] = [500, 200, 64, 10];
+        const WISHES: [RawFd; 2] = [60, 10];
         for wish in WISHES {
             match fcntl(&self.0, FcntlArg::F_DUPFD(wish)) {
                 // SAFETY: fcntl just returned this descriptor as a new one; nobody else owns it.

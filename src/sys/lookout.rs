@@ -18,6 +18,7 @@ use nix::Result;
 use nix::errno::Errno;
 use nix::libc;
 
+use super::futex::{self, By, address};
 use super::raw::call;
 
 /// How often the lock is looked at, in milliseconds: the backstop for what no guard tells.
@@ -120,7 +121,7 @@ impl Lookout {
         post.watch = Some(watch);
         post.is_new = true;
         post.phase.store(ON, Ordering::Release);
-        futex_wake(&post.phase);
+        futex::wake(&post.phase, By::Threads);
     }
 
     /// Whether there is something to do.
@@ -153,27 +154,6 @@ fn set_kind(from: libc::c_int, to: libc::c_int) -> bool {
     unsafe { libc::sched_getscheduler(0) == from && libc::sched_setscheduler(0, to, &raw const parameter) == 0 }
 }
 
-fn address<T>(value: &T) -> usize {
-    std::ptr::from_ref(value).expose_provenance()
-}
-
-fn futex_wake(phase: &AtomicU32) {
-    let operation = usize::try_from(libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG).unwrap_or(0);
-    // SAFETY: the futex lives as long as the process.
-    unsafe { call(libc::SYS_futex, [address(phase), operation, 1, 0, 0, 0]) };
-}
-
-/// Sleeps while the phase is `phase`, at most so long.
-fn futex_wait(word: &AtomicU32, phase: u32, for_ms: Option<u64>) {
-    let operation = usize::try_from(libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG).unwrap_or(0);
-    let phase = usize::try_from(phase).unwrap_or(0);
-    let timeout = for_ms
-        .map(|ms| [i64::try_from(ms / 1000).unwrap_or(i64::MAX), i64::try_from(ms % 1000).unwrap_or(0) * 1_000_000]);
-    let timeout = timeout.as_ref().map_or(0, address);
-    // SAFETY: the futex lives as long as the process, the time-out as long as the call.
-    unsafe { call(libc::SYS_futex, [address(word), operation, phase, timeout, 0, 0]) };
-}
-
 /// The thread. Not one call into the C library: its errno is the sleeper's.
 extern "C" fn keep_watch(argument: *mut c_void) -> libc::c_int {
     let post = argument.cast::<Post>();
@@ -186,7 +166,7 @@ extern "C" fn keep_watch(argument: *mut c_void) -> libc::c_int {
     loop {
         let now = phase.load(Ordering::Acquire);
         match now {
-            OFF => futex_wait(phase, OFF, None),
+            OFF => futex::wait(phase, OFF, By::Threads, None),
             ON | CALLED if phase.compare_exchange(now, BUSY, Ordering::AcqRel, Ordering::Acquire).is_ok() => {
                 // SAFETY: in phase BUSY the lookout alone touches the post.
                 let (watch, is_new, sleeper) = unsafe { (&mut (*post).watch, &mut (*post).is_new, (*post).sleeper) };
@@ -198,8 +178,9 @@ extern "C" fn keep_watch(argument: *mut c_void) -> libc::c_int {
                 if due {
                     shout(sleeper);
                 }
-                phase.store(if due { CALLED } else { ON }, Ordering::Release);
-                futex_wait(phase, if due { CALLED } else { ON }, Some(if due { CALL_EVERY_MS } else { next_ms }));
+                let (next, rest_ms) = if due { (CALLED, CALL_EVERY_MS) } else { (ON, next_ms) };
+                phase.store(next, Ordering::Release);
+                futex::wait(phase, next, By::Threads, Some(rest_ms));
             }
             _ => {}
         }

@@ -16,18 +16,34 @@ use nix::sys::stat::Mode;
 use nix::unistd::{AccessFlags, access};
 
 use super::process::{self, environment};
+use super::recruit::Recruit;
 use super::signal::OnEntry;
 
 /// A command line and its environment, byte for byte.
 #[derive(Debug)]
 pub struct Program {
     argv: Vec<CString>,
+    /// The files that its name may mean, in order.
+    candidates: Vec<CString>,
     /// Entries of our own environment, which outlive the process's every use of them.
     inherited: Vec<*const c_char>,
-    set: Vec<CString>,
+    given: Variables,
     /// Variables that name the process which they are meant for, and named this one.
     meant_for_us: Vec<&'static str>,
     has_input: bool,
+}
+
+/// Environment variables that a program is given.
+#[derive(Debug, Default)]
+pub struct Variables(Vec<CString>);
+
+impl Variables {
+    /// One more. EINVAL: it holds a NUL byte.
+    pub fn set(&mut self, name: &str, value: &OsStr) -> Result<()> {
+        let entry = [name.as_bytes(), b"=", value.as_bytes()].concat();
+        self.0.push(CString::new(entry).map_err(|_| Errno::EINVAL)?);
+        Ok(())
+    }
 }
 
 /// What a service manager hands to the process that it has started, by its pid: sockets (sd_listen_fds(3)) and a
@@ -37,10 +53,10 @@ const NAMES_A_PROCESS: [&str; 2] = ["LISTEN_PID", "WATCHDOG_PID"];
 const NAMES_A_PIDFD: &str = "LISTEN_PIDFDID";
 
 impl Program {
-    /// A command with this process's environment, in which `set` is set and `unset` is not.
-    pub fn new(argv: &[OsString], set: &[(&str, OsString)], unset: &[&str]) -> Result<Self> {
-        let c_string = |bytes: Vec<u8>| CString::new(bytes).map_err(|_| Errno::EINVAL);
-        let argv = argv.iter().map(|word| c_string(word.clone().into_vec())).collect::<Result<Vec<_>>>()?;
+    /// A command with this process's environment, but without the variables `own`, and with those `given`.
+    pub fn new(argv: &[OsString], own: &[&str], given: Variables) -> Result<Self> {
+        let c_string = |word: &OsString| CString::new(word.as_bytes()).map_err(|_| Errno::EINVAL);
+        let argv = argv.iter().map(c_string).collect::<Result<Vec<_>>>()?;
         let environment = environment();
         let value = |name: &str| {
             let mut entries = environment.iter().map(|entry| entry.to_bytes());
@@ -51,17 +67,13 @@ impl Program {
             NAMES_A_PROCESS.into_iter().filter(|name| value(name).is_some_and(is_ours)).collect();
         let pidfd = (!meant_for_us.is_empty()).then_some(NAMES_A_PIDFD);
         let replaced = |entry: &[u8]| {
-            let own = meant_for_us.iter().copied().chain(pidfd);
-            let mut names = set.iter().map(|(name, _)| *name).chain(unset.iter().copied()).chain(own);
+            let mut names = own.iter().copied().chain(meant_for_us.iter().copied()).chain(pidfd);
             names.any(|name| entry.strip_prefix(name.as_bytes()).is_some_and(|rest| rest.starts_with(b"=")))
         };
         let inherited =
             environment.iter().filter(|entry| !replaced(entry.to_bytes())).map(|entry| entry.as_ptr()).collect();
-        let set = set
-            .iter()
-            .map(|(name, value)| c_string([name.as_bytes(), b"=", &value.clone().into_vec()].concat()))
-            .collect::<Result<Vec<_>>>()?;
-        Ok(Program { argv, inherited, set, meant_for_us, has_input: true })
+        let candidates = argv.first().map_or_else(Vec::new, |name| candidates(name.to_bytes()));
+        Ok(Program { argv, candidates, inherited, given, meant_for_us, has_input: true })
     }
 
     /// The same, but its standard input is empty.
@@ -69,13 +81,12 @@ impl Program {
         Program { has_input: false, ..self }
     }
 
-    /// Starts it with the signal mask that we were started with; its pid. ENOENT: not found.
-    pub fn spawn(&self, on_entry: &OnEntry) -> Result<i32> {
-        let name = self.argv.first().ok_or(Errno::ENOENT)?;
-        let candidates = candidates(name.to_bytes());
+    /// Starts it with the variables `told` besides and the signal mask that we were started with, by `recruit` if
+    /// there is one; its pid. ENOENT: not found.
+    pub fn spawn(&self, told: &Variables, on_entry: &OnEntry, recruit: Option<Recruit>) -> Result<i32> {
         let mut argv: Vec<*const c_char> = self.argv.iter().map(|word| word.as_ptr()).collect();
         argv.push(ptr::null());
-        let own = self.set.iter().map(|entry| entry.as_ptr());
+        let own = self.given.0.iter().chain(&told.0).map(|entry| entry.as_ptr());
         let mut own_pid: Vec<OwnPid> = self.meant_for_us.iter().copied().map(OwnPid::new).collect();
         let named = own_pid.iter().map(|entry| entry.entry.as_ptr().cast());
         let environment: Vec<*const c_char> =
@@ -83,9 +94,9 @@ impl Program {
         // For a script without `#!`: sh, the script, its arguments.
         let mut shell_argv = Vec::with_capacity(argv.len() + 1);
         shell_argv.extend([c"sh".as_ptr(), ptr::null()]);
-        shell_argv.extend(&argv[1..]);
+        shell_argv.extend(argv.get(1..).unwrap_or_default());
         let mut start = Start {
-            candidates: &candidates,
+            candidates: &self.candidates,
             argv: &argv,
             shell_argv: &mut shell_argv,
             environment: &environment,
@@ -95,19 +106,11 @@ impl Program {
             ignores_child: on_entry.ignores_child(),
             error: 0,
         };
-        // Used by the child alone, until it has become COMMAND; its pages are touched only where used.
-        let mut stack: Vec<u8> = Vec::with_capacity(CHILD_STACK_BYTES);
-        let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
-        // SAFETY: the child runs `become_command` on its own stack in our memory, and with CLONE_VFORK we
-        // stand still until it has called execve or _exit, so that `start`, the vectors it points to and
-        // `stack` outlive it. All signals are blocked in both, so no handler runs in the shared memory.
-        // The stack grows down from its (aligned) end.
-        let pid = unsafe {
-            let top = stack.as_mut_ptr().add(CHILD_STACK_BYTES & !15);
-            let top = top.sub(top.addr() & 15);
-            libc::clone(become_command, top.cast(), flags, ptr::from_mut(&mut start).cast())
+        let argument = ptr::from_mut(&mut start).cast();
+        let pid = match recruit {
+            Some(recruit) => recruit.begin(argument),
+            None => vfork(argument)?,
         };
-        let pid = Errno::result(pid)?;
         if start.error == 0 {
             return Ok(pid);
         }
@@ -115,6 +118,23 @@ impl Program {
         unsafe { libc::waitpid(pid, ptr::null_mut(), 0) };
         Err(Errno::from_raw(start.error))
     }
+}
+
+/// Makes a child and stands still until it has become COMMAND, or ended; its pid.
+fn vfork(start: *mut c_void) -> Result<i32> {
+    // Used by the child alone, until it has become COMMAND; its pages are touched only where used.
+    let mut stack: Vec<u8> = Vec::with_capacity(CHILD_STACK_BYTES);
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+    // SAFETY: the child runs `become_command` on its own stack in our memory, and with CLONE_VFORK we
+    // stand still until it has called execve or _exit, so that `start`, what it points to and `stack`
+    // outlive it. All signals are blocked in both, so no handler runs in the shared memory. The stack
+    // grows down from its (aligned) end.
+    let pid = unsafe {
+        let top = stack.as_mut_ptr().add(CHILD_STACK_BYTES & !15);
+        let top = top.sub(top.addr() & 15);
+        libc::clone(become_command, top.cast(), flags, start)
+    };
+    Errno::result(pid)
 }
 
 const CHILD_STACK_BYTES: usize = 32 * 1024;
@@ -164,7 +184,7 @@ impl OwnPid {
 }
 
 /// The child's part: give SIGCHLD's disposition and the mask back, and become COMMAND, searched for as execvp does.
-extern "C" fn become_command(argument: *mut c_void) -> c_int {
+pub(super) extern "C" fn become_command(argument: *mut c_void) -> c_int {
     // SAFETY: `spawn` passes its `Start`, and does not run until we are gone. From here on only
     // async-signal-safe calls.
     unsafe {

@@ -107,6 +107,7 @@ fn offer() -> Offer {
         label: None,
         mode: None,
         fence: None,
+        runs_command: false,
         evict_dead: false,
     }
 }

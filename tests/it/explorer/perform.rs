@@ -23,7 +23,16 @@ const ATTEMPTS: u32 = 2;
 
 /// What a contender with this guard asks for.
 pub(super) fn offer(guard: Guard, evict_dead: bool) -> Offer {
-    Offer { ttl_ms: TTL_MS, guard, command: "explored".into(), label: None, mode: None, fence: None, evict_dead }
+    Offer {
+        ttl_ms: TTL_MS,
+        guard,
+        command: "explored".into(),
+        label: None,
+        mode: None,
+        fence: None,
+        runs_command: false,
+        evict_dead,
+    }
 }
 
 /// Runs one actor from its first operation to its end, whatever that is.
