@@ -96,6 +96,7 @@ impl<'slot> OurClaim<'slot> {
         };
         // Who, when and why: for people. What decides is that the file exists, so a disk without space
         // for its content stops nobody.
+        let _ = file.stat().and_then(|stat| file.let_owner_in(stat.mode));
         let _ = file.write_once(&[serde_json::to_vec(words).unwrap_or_default(), b"\n".to_vec()].concat());
         Ok(Some(OurClaim { slot, name, file }))
     }

@@ -173,8 +173,10 @@ impl FileHeld {
 
     /// The rest of step (3): what the record says, and the record itself, in one write.
     fn complete(&mut self, offer: &Offer) -> Result<(), Fault> {
-        if let Some(mode) = offer.mode {
-            self.file.set_mode(mode).map_err(|errno| self.place.fault("set its mode", errno))?;
+        match offer.mode {
+            Some(mode) => self.file.set_mode(mode).map_err(|errno| self.place.fault("set its mode", errno))?,
+            // Where nobody may set it, it is not for us to say who may read it.
+            None => drop(self.file.let_owner_in(self.stat.mode)),
         }
         let written = self.record.encode();
         self.file.write_once(&written).map_err(|errno| self.place.fault("write its record", errno))?;

@@ -216,7 +216,9 @@ impl Dir {
     pub fn create_scratch(&self, name: &OsStr) -> Result<File> {
         before("create-scratch", name)?;
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | FOR_EACH_OPEN;
-        again(|| openat(&self.0, name, flags, Mode::from_bits_truncate(0o644))).map(File)
+        let file = again(|| openat(&self.0, name, flags, Mode::from_bits_truncate(0o644))).map(File)?;
+        let _ = file.let_owner_in(file.stat()?.mode);
+        Ok(file)
     }
 
     /// Forces the names in this directory to the storage.
@@ -433,6 +435,13 @@ impl File {
     /// Forces content and attributes to the storage.
     pub fn sync(&self) -> Result<()> {
         self.call("fsync", || again(|| nix::unistd::fsync(&self.0)))
+    }
+
+    /// Where a umask has kept its owner from reading and writing what it has just made with `mode`: lets it. What can
+    /// be taken must be breakable, by whoever took it first of all.
+    pub fn let_owner_in(&self, mode: u32) -> Result<()> {
+        const OWNERS: u32 = 0o600;
+        if mode & OWNERS == OWNERS { Ok(()) } else { self.set_mode(mode & 0o777 | OWNERS) }
     }
 
     /// Sets the permissions to exactly `mode`.

@@ -47,6 +47,8 @@ pub enum Step {
     TakeBack,
     /// Renewals that may hang are errands of a thread, so that the supervisor does not hang with them.
     Errand,
+    /// The kernel takes the order back that a process waits for that is to become COMMAND, when the wrapper dies.
+    Recall,
 }
 
 /// All steps, with the names used in `WITHLOCK_LEAVE_OUT`.
@@ -72,6 +74,7 @@ pub const STEPS: &[(Step, &str)] = &[
     (Step::Mark, "mark"),
     (Step::TakeBack, "take-back"),
     (Step::Errand, "errand"),
+    (Step::Recall, "recall"),
 ];
 
 #[cfg(not(feature = "switches"))]

@@ -12,7 +12,7 @@
 use std::ffi::{CString, c_void};
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use nix::Result;
 use nix::errno::Errno;
@@ -36,6 +36,15 @@ const ON: u32 = 1;
 const BUSY: u32 = 2;
 /// There is something to do, and the sleeper has not answered yet.
 const CALLED: u32 = 3;
+
+/// A sleeper was called, and has not heard it yet. The signal itself may not tell who has sent it: where its user has no
+/// room for one more in the queue, the kernel delivers it without.
+static IS_CALLED: AtomicBool = AtomicBool::new(false);
+
+/// Whether a call has been made that was not heard. It is now.
+pub(super) fn hear() -> bool {
+    IS_CALLED.swap(false, Ordering::Relaxed)
+}
 
 /// A line to be said if the sleep lasts so long.
 #[derive(Clone, Debug)]
@@ -203,6 +212,7 @@ fn close_all_but(dir: usize) {
 fn shout(sleeper: i32) {
     let sleeper = usize::try_from(sleeper).unwrap_or(0);
     let alarm = usize::try_from(libc::SIGALRM).unwrap_or(0);
+    IS_CALLED.store(true, Ordering::Relaxed);
     // SAFETY: tgkill takes three numbers; getpid none.
     unsafe {
         let group = call(libc::SYS_getpid, [0; 6]);

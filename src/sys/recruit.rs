@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use nix::libc;
 
 use super::futex::{self, By, address};
+use super::hook::{Step, left_out};
 use super::raw::call;
 
 /// There is nothing to become: go. The kernel writes this one when we have died.
@@ -58,7 +59,9 @@ impl Recruit {
         // `stand_ready` on its own stack, which grows down from its aligned end and is freed only once the kernel has
         // said, in another static, that it is not used any more.
         let pid = unsafe {
-            call(libc::SYS_set_tid_address, [address(&ORDER), 0, 0, 0, 0, 0]);
+            if !left_out(Step::Recall) {
+                call(libc::SYS_set_tid_address, [address(&ORDER), 0, 0, 0, 0, 0]);
+            }
             let top = stack.as_mut_ptr().cast::<u8>().add(STACK_BYTES);
             let top = top.sub(top.addr() & 15);
             libc::clone(stand_ready, top.cast(), flags, nothing, nothing, nothing, IS_THERE.as_ptr())

@@ -15,7 +15,7 @@ use nix::sys::time::TimeSpec;
 use super::clock::boot_ms;
 use super::file::{Dir, File};
 use super::hook;
-use super::lookout::{Lookout, Watch};
+use super::lookout::{self, Lookout, Watch};
 use super::signal::{self, Fatal, OnEntry};
 
 /// Whether SIGALRM was ignored or blocked on entry: then one that another process sends ends nothing.
@@ -46,7 +46,9 @@ pub struct Sleeper {
 extern "C" fn on_alarm(number: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
     // SAFETY: the kernel hands a handler installed with SA_SIGINFO a valid siginfo, which for a signal
     // sent by tgkill names the sender.
-    let from_lookout = unsafe { (*info).si_code == libc::SI_TKILL && (*info).si_pid() == libc::getpid() };
+    let (by_thread, sender, own_pid) = unsafe { ((*info).si_code == libc::SI_TKILL, (*info).si_pid(), libc::getpid()) };
+    let is_called = lookout::hear();
+    let from_lookout = if by_thread { sender == own_pid } else { is_called && sender == 0 };
     if from_lookout || ALARM_WAS_IGNORED.load(Ordering::Relaxed) {
         return;
     }
@@ -206,6 +208,7 @@ impl Sleeper {
 
     fn receive_calls(&mut self) -> Result<()> {
         if self.alarm_before.is_none() {
+            lookout::hear();
             ALARM_WAS_IGNORED.store(signal::is_ignored(libc::SIGALRM) || self.alarm_was_blocked, Ordering::Relaxed);
             // Without SA_RESTART: the call is to interrupt the wait.
             let action = SigAction::new(SigHandler::SigAction(on_alarm), SaFlags::SA_SIGINFO, SigSet::empty());

@@ -286,7 +286,7 @@ fn c34_the_masks_are_the_same_after_a_wait_too() {
         .args(["-w", "1h"])
         .lock()
         .args(["--", "cat", "/proc/self/status"])
-        .through(["env", "--ignore-signal=HUP", "--block-signal=USR2"])
+        .through(["env", "--ignore-signal=HUP,ALRM", "--block-signal=USR2"])
         .start();
     waiter.wait_asleep_in_flock();
     gate.open();
@@ -295,9 +295,28 @@ fn c34_the_masks_are_the_same_after_a_wait_too() {
     let direct = sandbox
         .program("cat")
         .arg("/proc/self/status")
-        .through(["env", "--ignore-signal=HUP", "--block-signal=USR2"])
+        .through(["env", "--ignore-signal=HUP,ALRM", "--block-signal=USR2"])
         .run();
     assert_eq!(signal_lines(&after_wait.out()), signal_lines(&direct.out()));
+}
+
+#[test]
+fn a_waiter_whose_users_queue_of_signals_is_full_gives_up_with_its_own_code_and_line() {
+    // Then the kernel does not say who has sent a signal, not even the one that wakes the waiter.
+    let sandbox = Sandbox::new();
+    let mut gate = sandbox.gate();
+    let holder = sandbox.shipped().lock().sh(gate.script()).start();
+    gate.wait_inside();
+    let waiter =
+        sandbox.shipped().args(["-w", "0.2"]).lock().args(["--", "true"]).through(["prlimit", "--sigpending=0"]);
+    waiter.run().exited(75).one_line(&["still held after"]);
+    let waiter = sandbox.shipped().lock().args(["--", "true"]).through(["prlimit", "--sigpending=0"]).start();
+    waiter.wait_asleep_in_flock();
+    // A stranger's alarm still ends it, named or not.
+    waiter.send(Signal::SIGALRM);
+    assert_eq!(waiter.wait().signal(), Some(14));
+    gate.open();
+    holder.wait().exited(0);
 }
 
 #[test]

@@ -41,6 +41,7 @@ mod ops_look;
 mod ops_permission;
 mod ops_race;
 mod ops_reclaim;
+mod recruit;
 mod reserve_arbiter;
 mod reserve_cost;
 mod reserve_fence;

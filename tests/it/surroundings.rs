@@ -38,12 +38,15 @@ fn a_symlink_above_the_lock_that_is_turned_elsewhere_meanwhile_misleads_nobody()
 }
 
 #[test]
-fn the_lock_files_mode_is_0644_less_the_umask_or_exactly_what_was_asked_for() {
+fn the_lock_files_mode_is_0644_less_the_umask_but_never_its_owners_or_exactly_what_was_asked_for() {
     let sandbox = Sandbox::new();
     for (umask, option, mode) in [
         ("000", "", 0o644),
         ("022", "", 0o644),
         ("077", "", 0o600),
+        ("0777", "", 0o600),
+        ("0477", "", 0o600),
+        ("0222", "", 0o644),
         ("077", "--mode 640", 0o640),
         ("000", "--mode 666", 0o666),
     ] {
@@ -52,6 +55,22 @@ fn the_lock_files_mode_is_0644_less_the_umask_or_exactly_what_was_asked_for() {
         finished.exited(0).silent();
         assert_eq!(finished.out().trim(), format!("{mode:o}"), "umask {umask}, {option}");
     }
+}
+
+#[test]
+fn whatever_the_umask_who_took_a_lock_can_renew_release_and_break_it_and_reserve_again() {
+    let sandbox = Sandbox::new();
+    let binary = sandbox.public_binary();
+    sandbox.chmod(sandbox.work(), 0o777);
+    let by_nobody = |text: &str| {
+        let front = ["sh", "-c", "umask 0777; WL=$0; eval \"$1\""];
+        sandbox.program(front[0]).args(&front[1..]).arg(&binary).arg(text).run_by_nobody().run()
+    };
+    by_nobody("nonce=$($WL acquire a.lock) && $WL renew --nonce $nonce a.lock && $WL release --nonce $nonce a.lock")
+        .exited(0)
+        .silent();
+    by_nobody("$WL acquire a.lock >nonce; chmod 600 nonce; $WL break --force a.lock >/dev/null 2>&1").exited(0);
+    by_nobody("$WL a.lock -- $WL reserve . && $WL reserve .").exited(0).silent();
 }
 
 #[test]

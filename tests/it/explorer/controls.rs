@@ -32,8 +32,9 @@ const CONTROLS: &[(Step, &str, &str)] = &[
 ];
 
 /// Steps without a control here. Numbers are reserved elsewhere, and their arbiter has its control there; so
-/// has what a contender in etcd takes back, and so have the errands of a holder whose file server hangs.
-const WITHOUT_CONTROL: &[Step] = &[Step::Mark, Step::TakeBack, Step::Errand];
+/// has what a contender in etcd takes back, so have the errands of a holder whose file server hangs, and so has the
+/// process that is to become COMMAND.
+const WITHOUT_CONTROL: &[Step] = &[Step::Mark, Step::TakeBack, Step::Errand, Step::Recall];
 
 /// Schedules in which a missing step must have shown.
 const WITHIN: u64 = 200_000;
