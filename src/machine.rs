@@ -223,10 +223,15 @@ impl Machine {
 
     /// When the next [`Event::Tick`] is due, by the boot clock.
     pub fn next_due_ms(&self) -> u64 {
+        let look_ms = if self.keeps_lease() { self.next_look_ms } else { u64::MAX };
+        self.next_deadline_ms().min(look_ms)
+    }
+
+    /// The same, but for a mere look: a host that was suspended until after this must act as soon as it resumes.
+    pub fn next_deadline_ms(&self) -> u64 {
         let mut due_ms = u64::MAX;
         let mut at = |when_ms: u64| due_ms = due_ms.min(when_ms);
         if self.keeps_lease() {
-            at(self.next_look_ms);
             if self.terms.renew && !self.renewing {
                 at(self.next_renewal_ms);
             }

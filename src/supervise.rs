@@ -55,9 +55,9 @@ pub fn supervise(
         if let Some(outcome) = supervisor.finished {
             return outcome;
         }
-        let due_ms = supervisor.machine.next_due_ms();
+        let (due_ms, deadline_ms) = (supervisor.machine.next_due_ms(), supervisor.machine.next_deadline_ms());
         let news = supervisor.held.as_ref().and_then(|held| held.news_descriptor());
-        has_signal = waiter.wait(signals, news, due_ms).unwrap_or_else(|_| {
+        has_signal = waiter.wait(signals, news, due_ms, deadline_ms).unwrap_or_else(|_| {
             // Without a descriptor to spare there is still the pace of the looks.
             crate::sys::sleep::pause(100);
             true
