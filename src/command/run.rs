@@ -5,18 +5,18 @@ use std::os::unix::ffi::OsStrExt;
 
 use crate::cli::OnBusy;
 use crate::exit::{Exit, of_signal};
-use crate::machine::{Machine, Outcome, Terms};
+use crate::machine::{Machine, Outcome, Renewal, Terms};
 use crate::options::Plan;
 use crate::record::{Guard, Nonce};
 use crate::report::log::Event;
-use crate::store::{self, Busy, Fault, Held, NotReleased, Offer, Part, Place, Several, Store};
+use crate::store::{self, Busy, Fault, Held, News, NotReleased, Offer, Part, Place, Several, Store};
 use crate::supervise::{supervise, supervise_briefly};
 use crate::sys::clock::boot_ms;
 use crate::sys::output::complain;
 use crate::sys::process::{self, Zombie};
 use crate::sys::signal::{OnEntry, Signals};
 use crate::sys::spawn::{Program, Variables, missing_interpreter};
-use crate::sys::{Errno, describe};
+use crate::sys::{Errno, describe, sleep};
 use crate::text::{Shown, duration};
 
 use super::log::{Log, other};
@@ -128,6 +128,9 @@ impl Begun {
         }
     }
 }
+
+/// How long somebody else is waited for who can say whether the lock is still ours, in milliseconds.
+const ASK_AT_MOST_MS: u64 = 1_000;
 
 fn offer(plan: &Plan) -> Offer {
     let guard = match (plan.renew, plan.close) {
@@ -282,6 +285,14 @@ impl<'a> Job<'a> {
                 self.log.tell(|| Event::NotNeeded);
             }
             if outcome.code == 0 || was_ended {
+                return Ok(ended);
+            }
+            // The looks while it ran are up to a second old.
+            if let Some(found) = held.as_deref_mut().and_then(|held| lost_meanwhile(held.as_mut())) {
+                self.log.tell(|| Event::Lost { found: found.clone() });
+                let path = Shown::os(&self.plan.lock);
+                complain(&format!("{path}: the lock was lost: {found}; the command is not run"));
+                (outcome.code, outcome.lost) = (Exit::Lost.code(), true);
                 return Ok(ended);
             }
         }
@@ -445,6 +456,34 @@ impl<'a> Job<'a> {
                 own(if fault.exit() == Exit::NotPermitted { Exit::NotPermitted } else { Exit::Io })
             }
         }
+    }
+}
+
+/// What is there instead of the lock, right before COMMAND is started. One that others have to be asked about
+/// is renewed as well, since a look there is answered later, and that is waited for, but not for long: where
+/// nobody answers, COMMAND is watched over like any other.
+fn lost_meanwhile(held: &mut dyn Held) -> Option<String> {
+    let found = held.look();
+    if found.is_some() || held.news_descriptor().is_none() {
+        return found;
+    }
+    let until_ms = boot_ms() + ASK_AT_MOST_MS;
+    let mut answer = Some(held.renew());
+    loop {
+        match answer {
+            Some(Renewal::Lost(found)) => return Some(found),
+            Some(Renewal::Pending) | None => {}
+            Some(Renewal::Confirmed | Renewal::Contested | Renewal::Failed(_)) => return None,
+        }
+        answer = match held.news() {
+            Some(News::Lost(found)) => return Some(found),
+            Some(News::Renewed(renewal)) => Some(renewal),
+            None if boot_ms() >= until_ms => return None,
+            None => {
+                sleep::pause(1);
+                None
+            }
+        };
     }
 }
 

@@ -41,6 +41,33 @@ fn a_lock_that_is_lost_while_the_condition_is_asked_keeps_the_command_from_runni
 }
 
 #[test]
+fn a_lock_that_is_lost_just_before_the_condition_fails_keeps_the_command_from_running_too() {
+    // No look of the wrapper's falls in between: those come once a second.
+    for (on_lost, condition, found, left) in [
+        ("terminate", "rm \"$L\"; exit 1", "the lock file is gone", &[""; 0][..]),
+        ("warn", "rm \"$L\"; exit 1", "the lock file is gone", &[]),
+        ("terminate", "cp \"$L\" other; mv other \"$L\"; exit 1", "another lock file is there", &["a.lock"]),
+    ] {
+        let sandbox = Sandbox::new();
+        let log = sandbox.io_path("log");
+        let run = sandbox.withlock().args(["--on-lost", on_lost, "--skip-if", condition, "--log-json"]).arg(&log);
+        let finished = run.lock().args(["--", "touch", "ran"]).run();
+        finished.exited(76).one_line(&[&format!("a.lock: the lock was lost: {found}")]);
+        assert_eq!(sandbox.names(), left, "{on_lost} {condition}");
+        let log = std::fs::read_to_string(log).expect("a log");
+        assert_eq!(log.matches("\"event\":\"lost\"").count(), 1, "{log}");
+    }
+    // One of several: those that are left go back.
+    for lost in ["a", "b"] {
+        let sandbox = Sandbox::new();
+        let condition = format!("rm {lost}; exit 1");
+        let finished = sandbox.withlock().args(["--skip-if", &condition, "--also", "b", "a", "touch", "ran"]).run();
+        finished.exited(76).one_line(&["a: the lock was lost: "]);
+        assert_eq!(sandbox.names(), [""; 0], "{lost}");
+    }
+}
+
+#[test]
 fn who_does_not_get_the_lock_does_not_ask() {
     let sandbox = Sandbox::new();
     let mut gate = sandbox.gate();

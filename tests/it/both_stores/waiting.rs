@@ -248,6 +248,12 @@ pub(super) const BEHAVIOURS: &[Behaviour] = &[
             assert!(!stage.sandbox.path("ran").exists());
         }
     }),
+    ("a lock that is lost just before the condition fails keeps the command from running too", |stage| {
+        let condition = "\"$WL\" break --force \"$LOCK\" >broken; exit 1";
+        let finished = stage.run(&["--skip-if", condition]).sh("touch ran").run();
+        finished.exited(76).says(&["the lock was lost: "]);
+        assert!(!stage.sandbox.path("ran").exists());
+    }),
     ("a condition that hangs is ended by --max-hold", |stage| {
         let finished = stage.run(&["--max-hold", "200ms", "--skip-if", "sleep 600"]).sh("touch ran").run();
         finished.exited(124).one_line(&["--max-hold"]);
