@@ -24,6 +24,8 @@ pub const RECLAIM_MARGIN_MS: u64 = 5_000;
 pub const WHOLE_SECOND_ALLOWANCE_MS: u64 = 2_000;
 /// Grace between TERM and KILL where none is given.
 pub const DEFAULT_KILL_AFTER_MS: u64 = 10_000;
+/// What ending COMMAND is given of a lease that was not renewed in any case, if a tenth of it is more.
+const LEAST_LAST_PART_MS: u64 = 250;
 
 /// How long an ender may take from its look to its rename. A contract: never longer than the ttl.
 pub const fn claim_deadline_ms(ttl_ms: u64) -> u64 {
@@ -186,23 +188,33 @@ pub const fn retry_every_ms(ttl_ms: u64) -> u64 {
 }
 
 /// How long after its last confirmed renewal a holder whose guard may not be seen by others goes on:
-/// the ttl less the kill grace (at most a third of the ttl), so that COMMAND has ended before anybody
-/// else can get in.
+/// the ttl less its last part, so that COMMAND has ended before anybody else can get in.
 pub const fn give_up_after_ms(ttl_ms: u64, kill_after_ms: u64) -> u64 {
-    ttl_ms - kill_grace_ms(ttl_ms, kill_after_ms)
+    ttl_ms - last_part_ms(ttl_ms, kill_after_ms)
 }
 
-/// The grace between TERM and KILL when a lease is about to run out: never beyond the lease.
-pub const fn kill_grace_ms(ttl_ms: u64, kill_after_ms: u64) -> u64 {
-    let third_ms = ttl_ms / 3;
-    if kill_after_ms < third_ms { kill_after_ms } else { third_ms }
+/// The last part of a lease that was not renewed, in which COMMAND is ended: the grace between TERM and
+/// KILL, at most a third of the ttl. But even what is killed without any grace takes a while to be gone:
+/// at least a tenth of the ttl, or 250 ms where that is less.
+pub const fn last_part_ms(ttl_ms: u64, kill_after_ms: u64) -> u64 {
+    let (third_ms, tenth_ms) = (ttl_ms / 3, ttl_ms / 10);
+    let least_ms = if tenth_ms < LEAST_LAST_PART_MS { tenth_ms } else { LEAST_LAST_PART_MS };
+    let grace_ms = if kill_after_ms < third_ms { kill_after_ms } else { third_ms };
+    if grace_ms > least_ms { grace_ms } else { least_ms }
+}
+
+/// When KILL is sent to what ignored TERM, from when it is `left_ms` to the end of such a lease: never
+/// beyond it, and no later than was asked for.
+pub const fn last_grace_ms(ttl_ms: u64, kill_after_ms: u64, left_ms: u64) -> u64 {
+    let most_ms = left_ms.saturating_sub(kill_margin_ms(last_part_ms(ttl_ms, kill_after_ms)));
+    if kill_after_ms < most_ms { kill_after_ms } else { most_ms }
 }
 
 /// How long before the end of a lease that was not renewed KILL is sent to what ignored TERM, so that it
-/// has done its work when the lease is over: a quarter of the grace, or a second if the grace has that
-/// twice. On a loaded host finding and killing a tree of processes takes hundreds of milliseconds.
-pub const fn kill_margin_ms(grace_ms: u64) -> u64 {
-    let (quarter_ms, half_ms) = (grace_ms / 4, grace_ms / 2);
+/// has done its work when the lease is over: a quarter of the last part, or a second if that has it twice.
+/// On a loaded host finding and killing a tree of processes takes hundreds of milliseconds.
+const fn kill_margin_ms(last_part_ms: u64) -> u64 {
+    let (quarter_ms, half_ms) = (last_part_ms / 4, last_part_ms / 2);
     let least_ms = if half_ms < 1_000 { half_ms } else { 1_000 };
     if quarter_ms > least_ms { quarter_ms } else { least_ms }
 }
@@ -272,9 +284,28 @@ mod tests {
     }
 
     #[test]
+    fn a_command_that_is_killed_without_any_grace_is_so_some_time_before_its_lease_is_over() {
+        for ttl_ms in [MIN_TTL_MS, 1_001, 2_500, DEFAULT_TTL_MS, 86_400_000] {
+            for kill_after_ms in [0, 1, 20, 99, 100, 249, 250, 333, DEFAULT_KILL_AFTER_MS, u64::MAX] {
+                let left_ms = ttl_ms - give_up_after_ms(ttl_ms, kill_after_ms);
+                let grace_ms = last_grace_ms(ttl_ms, kill_after_ms, left_ms);
+                assert!(grace_ms <= kill_after_ms, "{ttl_ms} {kill_after_ms}");
+                assert!(left_ms - grace_ms >= 50, "{ttl_ms} {kill_after_ms}: killed {left_ms} - {grace_ms} before");
+                assert!(left_ms <= ttl_ms / 3, "{ttl_ms} {kill_after_ms}");
+            }
+        }
+        assert_eq!((give_up_after_ms(1_000, 0), last_grace_ms(1_000, 0, 100)), (900, 0));
+        assert_eq!((give_up_after_ms(60_000, 0), last_grace_ms(60_000, 0, 250)), (59_750, 0));
+        assert_eq!((give_up_after_ms(1_000, 20), last_grace_ms(1_000, 20, 100)), (900, 20));
+    }
+
+    #[test]
     fn giving_up_leaves_the_command_time_to_end() {
         assert_eq!(give_up_after_ms(60_000, 10_000), 50_000);
         assert_eq!(give_up_after_ms(3_000, 10_000), 2_000);
+        assert_eq!(last_grace_ms(60_000, 10_000, 10_000), 7_500);
+        assert_eq!(last_grace_ms(3_000, 10_000, 1_000), 500);
+        assert_eq!(last_grace_ms(60_000, 10_000, 0), 0, "whoever wakes too late");
         assert_eq!([10_000, 2_500, 1_000, 600].map(kill_margin_ms), [2_500, 1_000, 500, 300]);
         assert_eq!(renew_every_ms(60_000), 20_000);
         assert_eq!((retry_every_ms(1_000), retry_every_ms(6_000), retry_every_ms(3_600_000)), (50, 200, 1_000));

@@ -2,7 +2,7 @@
 
 use crate::cli::OnLost;
 use crate::exit::{Exit, of_signal};
-use crate::lease::{give_up_after_ms, kill_grace_ms, kill_margin_ms, renew_every_ms, retry_every_ms};
+use crate::lease::{give_up_after_ms, last_grace_ms, last_part_ms, renew_every_ms, retry_every_ms};
 use crate::report::log::{EndingWhy, Event as Told};
 
 /// How often a holder looks whether the lock is still its own, besides renewing, in milliseconds.
@@ -482,8 +482,7 @@ impl Machine {
         match self.terms.on_lost {
             OnLost::Warn => vec![Action::Say(format!("{line}; the command goes on"))],
             OnLost::Terminate => {
-                let margin_ms = kill_margin_ms(kill_grace_ms(ttl_ms, self.terms.kill_after_ms));
-                let grace_ms = left_ms.saturating_sub(margin_ms);
+                let grace_ms = last_grace_ms(ttl_ms, self.terms.kill_after_ms, left_ms);
                 self.end_command(EndingWhy::Expiring, grace_ms, format!("{line}; ending the command"), now_ms)
             }
         }
@@ -508,8 +507,8 @@ impl Machine {
     fn give_up_ms(&self) -> Option<u64> {
         let ttl_ms = self.terms.ttl_ms?;
         let due_ms = self.last_confirmed_ms.saturating_add(give_up_after_ms(ttl_ms, self.terms.kill_after_ms));
-        // A renewal that was begun only now, on waking, is given a part of the grace for its answer.
-        let answer_ms = kill_grace_ms(ttl_ms, self.terms.kill_after_ms) / 8;
+        // A renewal that was begun only now, on waking, is given a part of that for its answer.
+        let answer_ms = last_part_ms(ttl_ms, self.terms.kill_after_ms) / 8;
         let woke = self.renewing && self.renewal_begun_ms >= due_ms;
         (self.terms.may_be_unseen && self.keeps_lease() && self.ending.is_none())
             .then(|| if woke { self.renewal_begun_ms.saturating_add(answer_ms) } else { due_ms })

@@ -176,6 +176,26 @@ fn where_others_may_not_see_the_guard_the_command_ends_before_the_lease_does() {
 }
 
 #[test]
+fn a_command_that_is_to_be_killed_at_once_is_so_before_its_lease_is_over_and_not_when() {
+    let mut machine = machine(|terms| {
+        (terms.ttl_ms, terms.renew, terms.may_be_unseen) = (Some(1_000), false, true);
+        terms.kill_after_ms = 0;
+    });
+    assert_eq!(deeds(&mut machine, Event::Tick, 899), []);
+    assert_eq!(machine.next_due_ms(), 900);
+    assert_eq!(
+        deeds(&mut machine, Event::Tick, 900),
+        [
+            Action::Say("the lock expires in 100ms and was not renewed; ending the command".into()),
+            Action::SignalTree(number::TERM),
+            Action::SignalTree(number::CONT)
+        ]
+    );
+    assert_eq!(machine.next_due_ms(), 900, "without any grace");
+    assert_eq!(deeds(&mut machine, Event::Tick, 900), [Action::SignalTree(number::KILL)]);
+}
+
+#[test]
 fn whoever_wakes_after_the_lease_was_over_renews_first_and_goes_on_if_that_is_confirmed() {
     let mut machine = machine(|terms| terms.may_be_unseen = true);
     assert_eq!(deeds(&mut machine, Event::Tick, 3_600_000), [Action::Renew]);
