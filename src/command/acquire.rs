@@ -116,13 +116,16 @@ fn give_back(held: Box<dyn Held>, lock: &OsStr, exit: Exit) -> u8 {
     exit.code()
 }
 
-/// Lines that a POSIX shell evaluates, the same variables as COMMAND is given.
+/// Lines that a POSIX shell evaluates, the variables that COMMAND is given, and one more.
 fn export(lock: &OsString, held: &dyn Held, access: &Access) -> Vec<u8> {
-    let mut enclosing = process::variable("WITHLOCK_HELD").unwrap_or_default();
-    if !enclosing.is_empty() {
-        enclosing.push(" ");
-    }
-    enclosing.push(held.nonce().as_str());
+    let with_this = |name| {
+        let mut nonces = process::variable(name).unwrap_or_default();
+        if !nonces.is_empty() {
+            nonces.push(" ");
+        }
+        nonces.push(held.nonce().as_str());
+        nonces
+    };
     let fence = held.fence().map(|number| number.to_string());
     let mut lines = Vec::new();
     let mut line = |name: &str, value: &[u8]| {
@@ -133,7 +136,9 @@ fn export(lock: &OsString, held: &dyn Held, access: &Access) -> Vec<u8> {
     line("WITHLOCK_LOCK", lock.as_encoded_bytes());
     line("WITHLOCK_NONCE", held.nonce().as_str().as_bytes());
     line("WITHLOCK_MODE", b"locked");
-    line("WITHLOCK_HELD", enclosing.as_encoded_bytes());
+    line("WITHLOCK_HELD", with_this("WITHLOCK_HELD").as_encoded_bytes());
+    // So that `release` tells it from those that commands are run under.
+    line("WITHLOCK_ACQUIRED", with_this("WITHLOCK_ACQUIRED").as_encoded_bytes());
     for (name, file) in access.variables() {
         if let Some(file) = file.and_then(|file| process::absolute(file)) {
             line(name, file.as_encoded_bytes());

@@ -29,6 +29,13 @@ pub enum Handed {
     MayNot(String),
 }
 
+impl Handed {
+    /// Not released: whoever runs a command under the lock vouches for that command, and alone gives it back.
+    pub fn left_to_command() -> Self {
+        Handed::NotNow("it is released when the command that runs under it ends".into())
+    }
+}
+
 /// Renews the lock, if it is held with `nonce`.
 pub fn renew(place: Place, nonce: Nonce) -> Result<Handed, Fault> {
     let place = Arc::new(place);
@@ -92,9 +99,7 @@ pub fn release(place: &Place, nonce: Nonce) -> Result<Handed, Fault> {
                 reclaim::remove_oldest(place);
                 return Ok(Handed::Done);
             }
-            End::Vetoed if guard == Guard::Inherited => {
-                return Ok(Handed::NotNow("it is released when the command that runs under it ends".into()));
-            }
+            End::Vetoed if guard == Guard::Inherited => return Ok(Handed::left_to_command()),
             End::Vetoed => return Ok(Handed::NotNow("a process has its guard".into())),
             End::MayNot(why) => return Ok(Handed::MayNot(why)),
             End::Gone | End::Claimed | End::NotStale { .. } if boot_ms() < until_ms => sleep::pause(10),
@@ -103,6 +108,11 @@ pub fn release(place: &Place, nonce: Nonce) -> Result<Handed, Fault> {
             }
         }
     }
+}
+
+/// What a release comes to of a lock that somebody runs a command under: it is left alone.
+pub fn leave_to_command(place: &Place, nonce: Nonce) -> Result<Handed, Fault> {
+    Ok(find(place, nonce)?.err().unwrap_or_else(Handed::left_to_command))
 }
 
 const NO_RECORD: &str = "its record is not written yet, or broken";

@@ -195,6 +195,73 @@ fn a_lock_that_a_wrapper_keeps_for_its_command_is_released_by_nobody_else() {
     assert_eq!(sandbox.names(), [""; 0]);
 }
 
+#[test]
+fn nor_is_one_that_has_no_guard_which_the_command_inherits() {
+    // The shell's status is that of its last command but the trap.
+    let text = "\"$WL\" release; echo $?; \"$WL\" -n \"$L\" -- echo second; echo $?; trap '\"$WL\" release' EXIT";
+    for options in [&["-o"][..], &["--no-renew"], &["-o", "--also", "b"], &["--no-renew", "--also", "b"]] {
+        let sandbox = Sandbox::new();
+        let finished = sandbox.withlock().args(options).lock().sh(text).run();
+        finished.exited(0);
+        assert_eq!(finished.out(), "75\n78\n", "{options:?}: {finished}");
+        let refused = "a.lock: not released: it is released when the command that runs under it ends\n";
+        assert_eq!(finished.err().matches(refused).count(), 2, "{options:?}: {finished}");
+        assert_eq!(sandbox.names(), [""; 0], "{options:?}");
+    }
+    // Each of several, by its own nonce, and from further down.
+    let sandbox = Sandbox::new();
+    let text = "for n in $WITHLOCK_HELD; do \"$WL\" c -- \"$WL\" release --nonce $n a; echo $?; done; ls";
+    let finished = sandbox.withlock().args(["-o", "--also", "b", "a"]).sh(text).run();
+    finished.exited(0);
+    let mut codes: Vec<String> = finished.out().lines().map(str::to_owned).collect();
+    codes.sort();
+    assert_eq!(codes, ["75", "76", "a", "b"], "{finished}");
+    // What is not held any more is not held by the command either.
+    let finished =
+        sandbox.withlock().args(["-o", "--on-lost", "warn"]).lock().sh("rm \"$L\"; \"$WL\" release; echo $?").run();
+    assert_eq!(finished.exited(76).out(), "76\n");
+}
+
+#[test]
+fn what_a_script_has_acquired_it_releases_whatever_it_runs_under_and_whatever_runs_under_it() {
+    let acquire = "eval \"$(\"$WL\" acquire --export OPTIONS \"$L\")\"";
+    for (through, text) in [
+        // Below a wrapper, and then the outer one's is the wrapper's still.
+        (
+            Some("-o"),
+            format!(
+                "outer=$WITHLOCK_NONCE; {acquire}; \"$WL\" release; echo $?; \"$WL\" release --nonce $outer outer; [ $? = 75 ]; echo $?"
+            ),
+        ),
+        (
+            None,
+            format!(
+                "{acquire}; \"$WL\" outer -- \"$WL\" release --nonce $WITHLOCK_NONCE \"$L\"; echo $?; \"$WL\" check 2>/dev/null; [ $? = 76 ]; echo $?"
+            ),
+        ),
+        // One below another.
+        (
+            None,
+            format!(
+                "{acquire}; first=$WITHLOCK_NONCE; eval \"$(\"$WL\" acquire --export b)\"; \"$WL\" release; echo $?; \"$WL\" release --nonce $first \"$L\"; echo $?"
+            ),
+        ),
+    ] {
+        for options in ["", "--for-pid $$"] {
+            let sandbox = Sandbox::new();
+            let text = text.replace("OPTIONS", options);
+            let run = match through {
+                Some(option) => sandbox.withlock().args([option, "outer"]).sh(&text),
+                None => sandbox.sh(&text),
+            };
+            let finished = run.run();
+            assert_eq!(finished.exited(0).out(), "0\n0\n", "{text}: {finished}");
+            assert!(!sandbox.lock().exists(), "{text}");
+            sandbox.wait_until_nothing_runs();
+        }
+    }
+}
+
 /// Renews or releases in this process; right before the first call of this name another lock takes the
 /// place of the one that was acquired.
 fn overtaken<T>(sandbox: &Sandbox, at_call: &'static str, left_out: &[Step], act: impl FnOnce(Place, Nonce) -> T) -> T {

@@ -69,10 +69,12 @@ pub(super) const BEHAVIOURS: &[Behaviour] = &[
     }),
     ("a lock that a wrapper keeps for its command is released by nobody else", |stage| {
         let text = "\"$WL\" release; echo $?; \"$WL\" renew; echo $?; \"$WL\" check; echo $?";
-        let finished = stage.run(&[]).sh(text).run();
-        finished.exited(0).one_line(&["not released", "it is released when the command that runs under it ends"]);
-        assert_eq!(finished.out(), "75\n0\n0\n");
-        stage.nothing_is_left();
+        for options in [&[][..], &["--no-renew"]] {
+            let finished = stage.run(options).sh(text).run();
+            finished.exited(0).one_line(&["not released", "it is released when the command that runs under it ends"]);
+            assert_eq!(finished.out(), "75\n0\n0\n");
+            stage.nothing_is_left();
+        }
     }),
     ("lock and nonce come from the environment where they are not given", |stage| {
         let text = "eval \"$(\"$WL\" acquire --export \"$LOCK\")\"; cd /; \"$WL\" renew && \"$WL\" check && \"$WL\" release; \

@@ -126,14 +126,15 @@ fn the_exit_codes_in_the_manual_are_those_of_the_program() {
 }
 
 #[test]
-fn the_variables_in_the_manual_are_those_that_a_command_is_given() {
+fn the_variables_in_the_manual_are_those_that_a_command_or_a_script_is_given() {
     let sandbox = Sandbox::new();
     std::fs::create_dir(sandbox.path("numbers")).expect("a directory");
     let given = sandbox.withlock().args(["--fence", "numbers"]).lock().args(["--", "env"]).run();
-    let given: BTreeSet<String> = given
-        .exited(0)
-        .out()
-        .lines()
+    let exported = sandbox.withlock().args(["acquire", "--export", "--fence", "numbers"]).lock().run();
+    let exported = exported.exited(0).out().replace("export ", "");
+    let given: BTreeSet<String> = [given.exited(0).out(), exported]
+        .iter()
+        .flat_map(|told| told.lines())
         .filter_map(|line| line.split_once('='))
         .map(|(name, _)| name.to_owned())
         .filter(|name| name.starts_with("WITHLOCK_"))
