@@ -181,13 +181,9 @@ impl Mode {
             Mode::Locked { nonce, fence, new } => {
                 told.set(MODE, OsStr::new("locked"))?;
                 told.set(NONCE, OsStr::new(nonce.as_str()))?;
-                let fence = match fence {
-                    Some(number) => Some(number.to_string().into()),
-                    None if new.contains(nonce) => None,
-                    // The lock was taken, and its number had, by an ancestor.
-                    None => process::variable(FENCE),
-                };
-                fence.map_or(Ok(()), |number| told.set(FENCE, &number))?;
+                if let Some(number) = fence {
+                    told.set(FENCE, OsStr::new(&number.to_string()))?;
+                }
                 for nonce in new {
                     let all = held.get_or_insert_default();
                     if !all.is_empty() {
@@ -242,9 +238,11 @@ impl<'a> Job<'a> {
     fn go_on(&self, obtained: Obtained) -> u8 {
         match obtained {
             Obtained::Lock(held) => self.with(held),
-            Obtained::Ancestor(nonce, _) if self.plan.reentrant => {
+            Obtained::Ancestor(nonce, busy) if self.plan.reentrant => {
                 self.log.tell(|| Event::Reentered);
-                self.without_lease(&Mode::Locked { nonce, fence: None, new: Vec::new() })
+                // The token is that lock's, whatever locks lie between it and us.
+                let fence = busy.record.as_ref().and_then(|record| record.fence);
+                self.without_lease(&Mode::Locked { nonce, fence, new: Vec::new() })
             }
             Obtained::Ancestor(_, busy) => {
                 self.log.tell_of(busy.lock.as_deref(), None, || Event::Nested(other(&busy)));

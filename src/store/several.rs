@@ -131,7 +131,7 @@ impl Several {
             }
             if nonce.is_some_and(|nonce| is_among(&self.enclosing, &nonce)) {
                 if at == LOCK {
-                    all.enclosing = nonce;
+                    all.enclosing = busy.record.as_ref().map(|record| (record.nonce, record.fence));
                 }
                 if at == LOCK || with_ancestor.is_none() {
                     with_ancestor = Some(busy);
@@ -240,8 +240,8 @@ impl Drop for Several {
 struct All {
     /// In the order in which they were granted.
     pieces: Vec<Piece>,
-    /// The nonce of LOCK, where an ancestor of this process holds it.
-    enclosing: Option<Nonce>,
+    /// Nonce and fencing token of LOCK, where an ancestor of this process holds it.
+    enclosing: Option<(Nonce, Option<u64>)>,
 }
 
 #[derive(Debug)]
@@ -291,10 +291,13 @@ impl All {
 
 impl Held for All {
     fn nonce(&self) -> Nonce {
-        self.enclosing.unwrap_or_else(|| self.first().nonce())
+        self.enclosing.map_or_else(|| self.first().nonce(), |(nonce, _)| nonce)
     }
 
     fn fence(&self) -> Option<u64> {
+        if let Some((_, fence)) = self.enclosing {
+            return fence;
+        }
         self.pieces.iter().find(|piece| piece.at == LOCK).and_then(|piece| piece.held.fence())
     }
 

@@ -284,3 +284,30 @@ fn a_writer_that_does_not_look_at_the_token_overwrites_its_successor() {
     write_late(&sandbox, gate, careless).exited(76);
     assert_eq!(content(sandbox.path("report")), "too-late\n");
 }
+
+#[test]
+fn below_an_ancestor_that_has_the_lock_the_token_is_that_locks_and_no_other() {
+    for (a_fenced, b_fenced, token) in
+        [(true, true, "6"), (true, false, "6"), (false, true, "none"), (false, false, "none")]
+    {
+        let sandbox = Sandbox::new();
+        for (dir, claim) in [("fa", "claim-5"), ("fb", "claim-99")] {
+            std::fs::create_dir(sandbox.path(dir)).expect("a directory");
+            std::fs::write(sandbox.path(dir).join(claim), "").expect("a marker");
+        }
+        let fence = |is_fenced: bool, dir: &str| if is_fenced { format!("--fence {dir}") } else { String::new() };
+        let text = format!(
+            "\"$WL\" {} b -- sh -c '\"$WL\" --reentrant OPTIONS a -- sh -c \"echo \\$WITHLOCK_NONCE \\${{WITHLOCK_FENCE-none}}\"'; echo $WITHLOCK_NONCE {token}",
+            fence(b_fenced, "fb")
+        );
+        for options in ["", "--also c"] {
+            let run = if a_fenced { sandbox.withlock().args(["--fence", "fa"]) } else { sandbox.withlock() };
+            let finished = run.arg("a").sh(text.replace("OPTIONS", options)).env("WITHLOCK_FENCE", "3").run();
+            let out = finished.exited(0).silent().out();
+            let (told, own) = out.trim_end().split_once('\n').expect("two lines");
+            // The second time it has the next number.
+            let own = if options.is_empty() { own.to_owned() } else { own.replace(" 6", " 7") };
+            assert_eq!(told, own, "{a_fenced} {b_fenced} {options}");
+        }
+    }
+}
