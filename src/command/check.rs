@@ -9,7 +9,7 @@ use crate::lease::{Verdict, judge};
 use crate::options::{self, Usage, is_among};
 use crate::record::{Guard, Nonce};
 use crate::store::look::contest;
-use crate::store::{self, Fault, Known, Place, Seen};
+use crate::store::{self, Fault, Known, Place, Seen, Service};
 use crate::sys::clock::wall;
 use crate::sys::guard::Guarded;
 use crate::sys::output::complain;
@@ -34,20 +34,22 @@ pub(super) fn check(asked: &Check, on_entry: &OnEntry) -> anyhow::Result<u8> {
     // A lock that is named may be any of those that this process is run under.
     let is_any = asked.nonce.is_none() && asked.lock.is_some();
     let held = variable("WITHLOCK_HELD").filter(|_| is_any).unwrap_or_default();
+    // Run without its own lock, it may still be run under others.
+    let without = given.is_none().then_some(RUN_WITHOUT);
     let access = options::access(&asked.service);
     options::check_lock(&lock, &access)?;
     let service = store::service(&lock, &access, on_entry)?;
-    let why_not = match (given, service) {
-        (Some(nonce), Some(service)) => service.check(&nonce)?,
-        (Some(nonce), None) => match Place::open(&lock, false).and_then(|place| {
+    let why_not = match (without, service) {
+        (Some(without), _) if held.is_empty() => Some(without.into()),
+        (_, Some(service)) => of_service(service.as_ref(), given, &held)?,
+        (_, None) => match Place::open(&lock, false).and_then(|place| {
             let _attendant = attended(&lock, !place.file_system.local, 0);
-            why_not(&place, &nonce, &held)
+            why_not(&place, given.as_ref(), &held)
         }) {
             // A directory that is gone took the lock with it.
-            Err(Fault::CannotTake { why, .. }) => Some(why),
+            Err(Fault::CannotTake { why, .. }) => Some(without.map_or(why, Into::into)),
             found => found?,
         },
-        (None, _) => Some("this command was run without the lock".into()),
     };
     let Some(why) = why_not else { return Ok(0) };
     complain(&format!("{}: not held: {why}", Shown::os(&lock)));
@@ -58,15 +60,33 @@ fn from_environment(text: &[u8]) -> Result<Nonce, Usage> {
     Nonce::parse(text).ok_or_else(|| Usage("WITHLOCK_NONCE: not 32 lower-case hex digits".into()))
 }
 
+/// What a lock is to a command that was run without one.
+const RUN_WITHOUT: &str = "this command was run without the lock";
+
+/// The same of a lock at a service, which is asked about one nonce at a time.
+fn of_service(service: &dyn Service, nonce: Option<Nonce>, others: &OsStr) -> Result<Option<String>, Fault> {
+    let mut why_not = nonce.is_none().then(|| RUN_WITHOUT.to_owned());
+    let others = others.as_bytes().split(|b| *b == b' ').filter_map(Nonce::parse);
+    for nonce in nonce.into_iter().chain(others) {
+        match service.check(&nonce)? {
+            None => return Ok(None),
+            Some(found) => why_not = why_not.or(Some(found)),
+        }
+    }
+    Ok(why_not)
+}
+
 /// Why the lock is not surely held under this nonce, or one of the others.
-fn why_not(place: &Place, nonce: &Nonce, others: &OsStr) -> Result<Option<String>, Fault> {
+fn why_not(place: &Place, nonce: Option<&Nonce>, others: &OsStr) -> Result<Option<String>, Fault> {
     let epoch = match place.observe()? {
+        Seen::Epoch(epoch) => epoch,
+        _ if nonce.is_none() => return Ok(Some(RUN_WITHOUT.into())),
         Seen::Free => return Ok(Some("the lock file is gone".into())),
         Seen::Foreign(_, what) => return Ok(Some(format!("{what} is there instead"))),
-        Seen::Epoch(epoch) => epoch,
     };
     let record = match (epoch.record(), &epoch.known) {
-        (Some(record), _) if record.nonce == *nonce || is_among(others, &record.nonce) => record,
+        (Some(record), _) if nonce == Some(&record.nonce) || is_among(others, &record.nonce) => record,
+        _ if nonce.is_none() => return Ok(Some(RUN_WITHOUT.into())),
         (Some(record), _) => return Ok(Some(format!("another holds it now (nonce {})", record.nonce))),
         (None, Known::Unreadable) => return Ok(Some("we may not read the file that is there".into())),
         (None, _) => return Ok(Some("the file there has no record".into())),

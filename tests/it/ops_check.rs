@@ -106,3 +106,16 @@ fn a_command_that_runs_without_the_lock_is_told_so_and_missing_words_are_usage_e
     let bad = sandbox.withlock().arg("check").lock().env("WITHLOCK_NONCE", "bad").run();
     bad.exited(64).one_line(&["WITHLOCK_NONCE"]);
 }
+
+#[test]
+fn a_command_that_runs_without_its_lock_still_holds_those_further_out_and_can_ask_by_name() {
+    let sandbox = Sandbox::new();
+    plant(&sandbox.path("inner"), &planted(HOUR_MS), 0);
+    let text = "\"$WL\" -n --on-busy run inner -- sh -c '\"$WL\" check outer; echo $?; \"$WL\" check inner; echo $?; \
+                \"$WL\" check; echo $?; \"$WL\" check free; echo $?; rm outer; \"$WL\" check outer; echo $?'";
+    let finished = sandbox.withlock().args(["--on-lost", "warn", "outer"]).sh(text).run();
+    assert_eq!(finished.exited(76).out(), "0\n76\n76\n76\n76\n", "{finished}");
+    let not_held = "not held: this command was run without the lock\n";
+    assert_eq!(finished.err().matches(not_held).count(), 4, "{finished}");
+    assert!(finished.err().contains("withlock: inner: not held: "), "{finished}");
+}

@@ -76,6 +76,13 @@ pub(super) const BEHAVIOURS: &[Behaviour] = &[
             stage.nothing_is_left();
         }
     }),
+    ("a command asks by name for a lock further out than its own, also where it was run without that", |stage| {
+        let inner = "\"$WL\" -n --on-busy run inner.lock -- \"$WL\" check \"$LOCK\"; echo $?";
+        let text = format!("{inner}; \"$WL\" acquire inner.lock >nonce; {inner}");
+        let finished = stage.run(&[]).sh(text).run();
+        finished.exited(0).one_line(&["running without the lock: inner.lock: held"]);
+        assert_eq!(finished.out(), "0\n0\n");
+    }),
     ("lock and nonce come from the environment where they are not given", |stage| {
         let text = "eval \"$(\"$WL\" acquire --export \"$LOCK\")\"; cd /; \"$WL\" renew && \"$WL\" check && \"$WL\" release; \
                     echo \"$? $WITHLOCK_MODE $WITHLOCK_HELD $WITHLOCK_NONCE\"; \"$WL\" check; echo $?";
