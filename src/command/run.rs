@@ -224,9 +224,9 @@ impl<'a> Job<'a> {
         let store: Box<dyn Store> = if plan.also.is_empty() {
             store::open(&plan.lock, place, &plan.access, &on_entry)?
         } else {
-            // Only where it is asked for do locks of ancestors count as taken.
-            let enclosing = process::variable("WITHLOCK_HELD").filter(|_| plan.reentrant).unwrap_or_default();
-            Box::new(Several::open(&plan.lock, &plan.also, plan.lease.parents, enclosing, &on_entry)?)
+            let enclosing = process::variable(HELD).unwrap_or_default();
+            let (parents, reentrant) = (plan.lease.parents, plan.reentrant);
+            Box::new(Several::open(&plan.lock, &plan.also, parents, enclosing, reentrant, &on_entry)?)
         };
         let lock = store.absolute_name()?;
         // Without it orphans of COMMAND would escape when all of its tree must end.

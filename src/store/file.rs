@@ -4,7 +4,7 @@ use std::ffi::{CString, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use crate::lease::{Verdict, Watch, judge_watched};
+use crate::lease::{Verdict, Watch, judge, judge_watched};
 use crate::record::{Guard, Nonce, Why};
 use crate::sys::clock::{boot_ms, wall};
 use crate::sys::file::{File, Identity};
@@ -88,8 +88,9 @@ impl FileStore {
         &self.place
     }
 
-    /// Finds out whether the lock could ever be taken here, with a number from `fence`, and creates nothing.
-    pub(super) fn examine(&mut self, fence: Option<&OsStr>) -> Result<(), Fault> {
+    /// Finds out whether the lock could ever be taken here, with a number from `fence`, and creates nothing; who
+    /// holds it, unless it looks stale.
+    pub(super) fn examine(&mut self, fence: Option<&OsStr>) -> Result<Option<Box<Busy>>, Fault> {
         if let Some(dir) = fence {
             Numbers::open(dir, &self.on_entry)?;
         }
@@ -97,7 +98,11 @@ impl FileStore {
         self.may_write = true;
         match self.place.observe()? {
             Seen::Foreign(_, what) => Err(self.place.cannot(format!("not a withlock lock: {what}"))),
-            Seen::Free | Seen::Epoch(_) => Ok(()),
+            Seen::Free => Ok(None),
+            Seen::Epoch(epoch) => Ok(match judge(epoch.mtime(), wall(), epoch.ttl_ms()) {
+                Verdict::Fresh { remaining_ms } => Some(busy(&epoch, Some(remaining_ms), remaining_ms, None)),
+                Verdict::Stale { .. } => None,
+            }),
         }
     }
 
@@ -183,18 +188,22 @@ impl FileStore {
     }
 
     fn busy(&mut self, epoch: Epoch, expires_in_ms: Option<u64>, look_again_ms: u64, note: Option<String>) -> Turn {
-        let busy = Busy {
-            lock: None,
-            record: epoch.record().cloned(),
-            renewed_at_ms: Some(epoch.mtime().ms()),
-            expires_in_ms,
-            note: note
-                .or_else(|| (epoch.known == Known::Blank).then(|| "its record is not written yet, or broken".into())),
-            look_again_ms,
-        };
+        let busy = busy(&epoch, expires_in_ms, look_again_ms, note);
         self.seen = Some(epoch);
-        Turn::Busy(Box::new(busy))
+        Turn::Busy(busy)
     }
+}
+
+fn busy(epoch: &Epoch, expires_in_ms: Option<u64>, look_again_ms: u64, note: Option<String>) -> Box<Busy> {
+    let unwritten = || (epoch.known == Known::Blank).then(|| "its record is not written yet, or broken".into());
+    Box::new(Busy {
+        lock: None,
+        record: epoch.record().cloned(),
+        renewed_at_ms: Some(epoch.mtime().ms()),
+        expires_in_ms,
+        note: note.or_else(unwritten),
+        look_again_ms,
+    })
 }
 
 /// Words about a time stamp that no age can be told from.

@@ -40,8 +40,10 @@ pub struct Several {
     locks: Vec<One>,
     /// Places in `locks`, in the order in which they are tried.
     order: Vec<usize>,
-    /// Nonces of locks that ancestors of this process hold, where these count as taken.
+    /// Nonces of locks that ancestors of this process hold.
     enclosing: OsString,
+    /// These count as taken.
+    reentrant: bool,
     /// The one that was found busy: it is waited for, and tried first.
     busy: Option<usize>,
     /// How often something was given back again, and how long to pause for the last time that it was.
@@ -67,12 +69,14 @@ enum Taken {
 }
 
 impl Several {
-    /// A contender for `lock` and all of `also`. Those whose nonce is among `enclosing` count as taken.
+    /// A contender for `lock` and all of `also`. Those whose nonce is among `enclosing` are held by ancestors of
+    /// this process, and count as taken if it is `reentrant`.
     pub fn open(
         lock: &OsStr,
         also: &[OsString],
         parents: bool,
         enclosing: OsString,
+        reentrant: bool,
         on_entry: &OnEntry,
     ) -> Result<Self, Fault> {
         let mut locks: Vec<One> = Vec::new();
@@ -88,7 +92,7 @@ impl Several {
         }
         let mut order: Vec<usize> = (0..locks.len()).collect();
         order.sort_by(|a, b| keys[*a].cmp(&keys[*b]));
-        Ok(Several { locks, order, enclosing, busy: None, setbacks: 0, pause_ms: 0, was_examined: false })
+        Ok(Several { locks, order, enclosing, reentrant, busy: None, setbacks: 0, pause_ms: 0, was_examined: false })
     }
 
     /// The order for one attempt: first the one that was waited for, as long as those who waited behind it
@@ -129,7 +133,7 @@ impl Several {
                 all.give_back()?;
                 return Ok(Taken::Again);
             }
-            if nonce.is_some_and(|nonce| is_among(&self.enclosing, &nonce)) {
+            if self.reentrant && nonce.is_some_and(|nonce| is_among(&self.enclosing, &nonce)) {
                 if at == LOCK {
                     all.enclosing = busy.record.as_ref().map(|record| (record.nonce, record.fence));
                 }
@@ -156,6 +160,13 @@ impl Several {
         })
     }
 
+    /// The lock, if an ancestor of this process holds it and that does not count.
+    fn of_ancestor(&self, at: usize, mut busy: Box<Busy>) -> Option<Box<Busy>> {
+        let nonce = busy.record.as_ref()?.nonce;
+        busy.lock = self.name(at);
+        (!self.reentrant && is_among(&self.enclosing, &nonce)).then_some(busy)
+    }
+
     /// What a lock is called in reports: LOCK goes without saying.
     fn name(&self, at: usize) -> Option<OsString> {
         (at != LOCK).then(|| self.locks[at].name.clone())
@@ -166,10 +177,17 @@ impl Store for Several {
     fn attempt(&mut self, offer: &Offer) -> Result<Attempt, Fault> {
         if !self.was_examined {
             // What can never be taken is found before anything is created, and before a wait for another.
-            for (at, one) in self.locks.iter_mut().enumerate() {
-                one.store.examine(offer.fence.as_deref().filter(|_| at == LOCK))?;
+            let mut of_ancestor = None;
+            for at in 0..self.locks.len() {
+                let fence = offer.fence.as_deref().filter(|_| at == LOCK);
+                let busy = self.locks[at].store.examine(fence)?;
+                // To wait for another first would be in vain.
+                of_ancestor = of_ancestor.or_else(|| self.of_ancestor(at, busy?));
             }
             self.was_examined = true;
+            if let Some(busy) = of_ancestor {
+                return Ok(Attempt::Busy(busy));
+            }
         }
         let mut turns = 0;
         loop {

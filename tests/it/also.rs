@@ -316,6 +316,29 @@ fn a_lock_of_an_ancestor_is_refused_or_counts_and_the_rest_is_taken() {
 }
 
 #[test]
+fn a_lock_of_an_ancestor_is_told_at_once_although_another_of_them_is_busy() {
+    let sandbox = Sandbox::new();
+    let mut gate = sandbox.gate();
+    let stranger = sandbox.withlock().arg("b").sh(gate.script()).start();
+    gate.wait_inside();
+    for (ancestors, busy) in [("a", "b"), ("c", "b")] {
+        for options in ["", "-n", "-w 600", "-n --on-busy skip", "-n --on-busy run"] {
+            for (first, second) in [(ancestors, busy), (busy, ancestors)] {
+                let text = format!("$WL {options} --also {second} {first} -- touch ran");
+                let finished = sandbox.withlock().arg(ancestors).sh(text).run();
+                finished.exited(78).one_line(&[&format!("{ancestors}: held by an ancestor of this process: pid ")]);
+                assert_eq!(sandbox.names(), ["b"]);
+            }
+        }
+        // Where it counts as taken the other is what is waited for.
+        let text = format!("$WL -n --reentrant --also {busy} {ancestors} -- touch ran");
+        sandbox.withlock().arg(ancestors).sh(text).run().exited(75).one_line(&["b: held by pid "]);
+    }
+    gate.open();
+    stranger.wait().exited(0);
+}
+
+#[test]
 fn one_wait_is_for_all_of_them() {
     let sandbox = Sandbox::new();
     let (mut first, mut second) = (sandbox.gate(), sandbox.gate());
