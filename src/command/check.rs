@@ -22,10 +22,11 @@ use super::view::guard_of;
 
 /// Says by its exit code whether the lock is held under this nonce.
 pub(super) fn check(asked: &Check, on_entry: &OnEntry) -> anyhow::Result<u8> {
-    let Some(lock) = asked.lock.clone().or_else(|| variable("WITHLOCK_LOCK")) else {
+    let set = |name| variable(name).filter(|value| !value.is_empty());
+    let Some(lock) = asked.lock.clone().or_else(|| set("WITHLOCK_LOCK")) else {
         return Err(Usage("no LOCK given, and WITHLOCK_LOCK is not set".into()).into());
     };
-    let given = match (options::nonce(asked.nonce.as_deref())?, variable("WITHLOCK_NONCE")) {
+    let given = match (options::nonce(asked.nonce.as_deref())?, set("WITHLOCK_NONCE")) {
         (Some(nonce), _) => Some(nonce),
         (None, Some(text)) => Some(from_environment(text.as_bytes())?),
         (None, None) if variable("WITHLOCK_MODE").is_some_and(|mode| mode == "degraded") => None,

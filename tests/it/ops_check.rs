@@ -119,3 +119,15 @@ fn a_command_that_runs_without_its_lock_still_holds_those_further_out_and_can_as
     assert_eq!(finished.err().matches(not_held).count(), 4, "{finished}");
     assert!(finished.err().contains("withlock: inner: not held: "), "{finished}");
 }
+
+#[test]
+fn a_variable_that_is_set_and_empty_is_not_set() {
+    let sandbox = Sandbox::new();
+    plant(&sandbox.lock(), &planted(HOUR_MS), 0);
+    let no_nonce = sandbox.withlock().arg("check").lock().env("WITHLOCK_NONCE", "").run();
+    no_nonce.exited(64).one_line(&["no --nonce given, and WITHLOCK_NONCE is not set"]);
+    let no_lock = sandbox.withlock().arg("check").env("WITHLOCK_LOCK", "").env("WITHLOCK_NONCE", "0".repeat(32)).run();
+    no_lock.exited(64).one_line(&["no LOCK given, and WITHLOCK_LOCK is not set"]);
+    let degraded = sandbox.withlock().arg("check").lock().env("WITHLOCK_NONCE", "").env("WITHLOCK_MODE", "degraded");
+    degraded.run().exited(76).one_line(&["this command was run without the lock"]);
+}
