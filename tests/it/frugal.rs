@@ -28,7 +28,8 @@ fn the_common_options_make_the_same_system_calls_as_none() {
     let names = |args: &[&str]| {
         let log = sandbox.io_path("strace");
         sandbox.shipped().args(args).traced(&log, &[]).run().exited(0);
-        calls(&log).into_iter().map(|call| call.name).collect::<Vec<_>>()
+        // How far the process for the command has come when it is wanted is chance: it is asleep, and woken, or not yet.
+        calls(&log).into_iter().map(|call| call.name).filter(|name| name != "futex").collect::<Vec<_>>()
     };
     let bare = names(&["a.lock", "--", "true"]);
     for options in [&["-n"][..], &["-w", "5"], &["--ttl", "90s", "--evict-dead"], &["--on-busy=skip", "-q"]] {
