@@ -140,6 +140,10 @@ impl Plan {
             let word = Shown::os(&run.lock);
             return usage(format!("options come after the subcommand {word}; a lock of that name is written ./{word}"));
         }
+        if run.skip_if.as_ref().is_some_and(|condition| condition.as_bytes().trim_ascii().is_empty()) {
+            // It would always succeed, and the command would never be run.
+            return usage("--skip-if: the condition is empty");
+        }
         let access = access(&run.service);
         let lease = lease(run.terms)?;
         check_lease(&run.lock, &lease, &access)?;
