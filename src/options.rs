@@ -418,6 +418,28 @@ pub fn check_first_word(arguments: &[OsString]) -> Result<(), Usage> {
     Ok(())
 }
 
+/// Mistakes must not run things, nor take a lock: a COMMAND that looks like an option has `--` right before
+/// it. COMMAND and its arguments, `argv`, are the last of the raw words. Where `--` stood before LOCK one
+/// more may follow it.
+pub fn check_command(arguments: &[OsString], argv: &mut Vec<OsString>) -> Result<(), Usage> {
+    let before = arguments.len().checked_sub(argv.len() + 1).and_then(|at| arguments.get(at));
+    let is_behind_dashes = before.is_some_and(|before| before == "--");
+    let Some(word) = argv.first().filter(|word| word.as_bytes().starts_with(b"-") && !is_behind_dashes) else {
+        return Ok(());
+    };
+    if word == "--" {
+        argv.remove(0);
+        return Ok(());
+    }
+    match word.to_str().and_then(declined) {
+        Some(hint) => Err(hint),
+        None => {
+            let shown = Shown::os(word);
+            usage(format!("'{shown}' is no option; if it is the command, write: withlock LOCK -- {shown}"))
+        }
+    }
+}
+
 /// Whether one insertion, deletion, replacement or swap of neighbours turns one word into the other.
 fn is_one_edit_away(a: &[u8], b: &[u8]) -> bool {
     let (short, long) = if a.len() <= b.len() { (a, b) } else { (b, a) };

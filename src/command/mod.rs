@@ -24,7 +24,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::cli::{Cli, Sub, SubCli};
 use crate::exit::Exit;
-use crate::options::{Plan, Usage, check_first_word, declined, is_subcommand};
+use crate::options::{Plan, Usage, check_command, check_first_word, declined, is_subcommand};
 use crate::plain;
 use crate::store::{self, Fault};
 use crate::sys::attendant::{Attendant, Orders};
@@ -91,7 +91,10 @@ fn dispatch(words: &[OsString]) -> anyhow::Result<u8> {
         };
     }
     match Cli::try_parse_from(arguments) {
-        Ok(cli) => run::run(Plan::new(cli.run)?),
+        Ok(Cli { mut run }) => {
+            check_command(words, &mut run.argv)?;
+            run::run(Plan::new(run)?)
+        }
         Err(error) => usage_error(&error),
     }
 }

@@ -329,3 +329,48 @@ fn what_a_service_manager_hands_to_its_process_by_number_is_the_commands() {
     let words = run("LISTEN_PID=1 WATCHDOG_PID=01");
     assert_eq!(words[..4], ["1", "01", "5", "2"]);
 }
+
+#[test]
+fn a_command_that_looks_like_an_option_has_dashes_right_before_it_or_is_a_mistake() {
+    let sandbox = Sandbox::new();
+    let no_option =
+        |word: &str| format!("withlock: '{word}' is no option; if it is the command, write: withlock LOCK -- {word}\n");
+    let exclusive = "withlock: -x: a lock is always exclusive: leave the option out\n".to_owned();
+    for (line, said) in [
+        (&["a.lock", "--no-wiat", "true"][..], no_option("--no-wiat")),
+        (&["-n", "a.lock", "--no-wiat", "true"], no_option("--no-wiat")),
+        (&["a.lock", "-z", "true"], no_option("-z")),
+        (&["a.lock", "-", "true"], no_option("-")),
+        (&["a.lock", "-n", "-z", "true"], no_option("-z")),
+        (&["--", "a.lock", "-z", "true"], no_option("-z")),
+        (&["a.lock", "-x", "true"], exclusive),
+        (&["--", "a.lock", "--"], "withlock: no command given; try: withlock --help\n".into()),
+    ] {
+        let finished = sandbox.withlock().args(line).run();
+        assert_eq!(finished.exited(64).err(), said, "{line:?}");
+        assert_eq!(sandbox.names(), [""; 0], "{line:?}");
+    }
+    for line in [
+        &["a.lock", "-n", "true"][..],
+        &["--", "a.lock", "true"],
+        &["--", "a.lock", "--", "true"],
+        &["-n", "--", "a.lock", "--", "true"],
+    ] {
+        sandbox.withlock().args(line).run().exited(0).silent();
+    }
+    // Only one more is no part of the command: it is there as it was written.
+    let printed = sandbox.withlock().args(["--", "a.lock", "--", "printf", "%s,", "--", "-x", "--"]).run();
+    assert_eq!(printed.exited(0).silent().out(), "--,-x,--,");
+    for (line, command) in [
+        (&["a.lock", "--", "--no-wiat"][..], "--no-wiat"),
+        (&["--", "a.lock", "--", "-z"], "-z"),
+        (&["a.lock", "--", "--", "true"], "--"),
+    ] {
+        let finished = sandbox.withlock().args(line).run();
+        assert_eq!(
+            finished.exited(127).err(),
+            format!("withlock: cannot run {command}: command not found\n"),
+            "{line:?}"
+        );
+    }
+}
