@@ -119,10 +119,9 @@ impl Place {
 
     /// The absolute path.
     pub fn absolute(&self) -> Result<OsString, Fault> {
-        absolute(&self.path).map_err(|errno| Fault::System {
-            path: self.shown().to_vec(),
-            doing: "find the working directory",
-            errno,
+        absolute(&self.path).map_err(|errno| match errno {
+            Errno::ENOENT => self.cannot("the working directory was removed"),
+            _ => Fault::System { path: self.shown().to_vec(), doing: "find the working directory", errno },
         })
     }
 

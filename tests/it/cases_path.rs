@@ -392,3 +392,14 @@ fn c15_a_record_is_valid_whatever_the_command_and_the_label_are_called() {
         fs::remove_file(&command).expect("the link goes");
     }
 }
+
+#[test]
+fn a_working_directory_that_was_removed_has_no_place_for_a_lock() {
+    let sandbox = Sandbox::new();
+    let removed = sandbox.sh("mkdir gone && cd gone && rmdir ../gone && exec \"$WL\" a.lock -- true").run();
+    let line = "withlock: a.lock: cannot be locked: the working directory was removed\n";
+    assert_eq!(removed.exited(73).err(), line);
+    let acquired = sandbox.sh("mkdir gone && cd gone && rmdir ../gone && exec \"$WL\" acquire a.lock").run();
+    assert_eq!((acquired.exited(73).err(), acquired.out()), (line.into(), String::new()));
+    assert_eq!(sandbox.names(), [""; 0]);
+}
