@@ -203,10 +203,11 @@ fn where_it_may_not_be_looked_reclaim_says_so_and_not_that_nothing_is_there() {
     let whose = "(directory d belongs to root, mode 0700; we are uid 65534)";
     let inside = "(directory d belongs to root, mode 0744; we are uid 65534)";
     let listed = format!("no permission to list its directory: Permission denied {whose}");
+    let itself = format!("no permission to list it: Permission denied {whose}");
     let looked = format!("no permission to look at it: Permission denied {inside}");
     let slot = format!("d/{}", slot.file_name().expect("a name").display());
     for (mode, path, line) in [
-        (0o700, "d", &listed),
+        (0o700, "d", &itself),
         (0o711, "d/a.lock", &listed.replace("0700", "0711")),
         // Its names can be read, and no more: each may be a directory full of quarantines.
         (0o744, "d/a.lock", &looked),
@@ -215,9 +216,38 @@ fn where_it_may_not_be_looked_reclaim_says_so_and_not_that_nothing_is_there() {
         sandbox.chmod(&dir, mode);
         let run = by_nobody(&sandbox, &["reclaim", path]).run();
         run.exited(77);
-        // Of a directory the error is about what would be in it.
-        let said = run.err();
-        assert!(said.starts_with(&format!("withlock: {path}")) && said.ends_with(&format!(": {line}\n")), "{said}");
-        assert_eq!((run.out().as_str(), said.lines().count()), ("", 1), "{mode:o} {path}");
+        assert_eq!((run.err(), run.out().as_str()), (format!("withlock: {path}: {line}\n"), ""), "{mode:o} {path}");
+    }
+}
+
+#[test]
+fn a_directory_that_cannot_be_listed_is_named_as_it_was_and_nothing_that_would_be_in_it() {
+    let sandbox = Sandbox::new();
+    scene(&sandbox, 0o700);
+    let refused =
+        "no permission to list it: Permission denied (directory d belongs to root, mode 0700; we are uid 65534)";
+    for (path, code, line) in [
+        ("none/", 73, "no such directory: none"),
+        (
+            "d/a.lock/",
+            77,
+            "no permission to use directory d/a.lock: Permission denied (directory d belongs to root, mode 0700; we are uid 65534)",
+        ),
+        ("d", 77, refused),
+        ("d/", 77, refused),
+    ] {
+        for command in ["inspect", "reclaim"] {
+            let line = format!("{path}: {line}");
+            let run = by_nobody(&sandbox, &[command, path]).run();
+            assert_eq!(
+                (run.exited(code).err(), run.out()),
+                (format!("withlock: {line}\n"), String::new()),
+                "{command}"
+            );
+            let run = by_nobody(&sandbox, &[command, "--json", path]).run();
+            let document: serde_json::Value = serde_json::from_slice(&run.exited(code).stdout).expect("a document");
+            let problem = &document["errors"][0];
+            assert_eq!((&problem["path"], &problem["error"]), (&path.into(), &line.into()), "{command}");
+        }
     }
 }
