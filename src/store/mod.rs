@@ -36,7 +36,7 @@ pub use end::{Basis, End, Ending, end};
 pub use fault::Fault;
 pub use file::FileStore;
 pub use held::FileHeld;
-pub use place::{Epoch, Known, Place, Seen};
+pub use place::{Epoch, Known, Place, Seen, refused_by};
 pub use service::Service;
 pub use several::Several;
 

@@ -139,10 +139,9 @@ impl Place {
 
     /// "No permission", with owner and mode of the directory and our own uid.
     pub fn not_permitted(&self, doing: &str, errno: Errno) -> Fault {
-        let parent = Shown::os(self.parent());
         let dir = match self.dir.stat() {
-            Ok(stat) => format!("directory {parent} belongs to {}, mode {:04o}", owner(stat.uid), stat.mode),
-            Err(_) => format!("directory {parent}"),
+            Ok(stat) => belongs_to(self.parent(), &stat),
+            Err(_) => format!("directory {}", Shown::os(self.parent())),
         };
         let why =
             format!("no permission to {doing}: {} ({dir}; we are uid {})", describe(errno), process::effective_uid());
@@ -187,6 +186,37 @@ pub(super) fn owner(uid: u32) -> String {
     user::local_name(uid).unwrap_or_else(|| format!("uid {uid}"))
 }
 
+fn belongs_to(dir: &OsStr, stat: &Stat) -> String {
+    format!("directory {} belongs to {}, mode {:04o}", Shown::os(dir), owner(stat.uid), stat.mode)
+}
+
+/// An errno's text about a path that we may not use or make, with owner and mode of what on the way there
+/// refused, and our own uid.
+pub fn refused_by(path: &OsStr, errno: Errno) -> String {
+    let by = refusing(Path::new(path)).map(|by| format!("{by}; ")).unwrap_or_default();
+    format!("{} ({by}we are uid {})", describe(errno), process::effective_uid())
+}
+
+/// The last directory on the way that can still be examined, unless what it was searched for is there.
+fn refusing(path: &Path) -> Option<String> {
+    let mut beyond: Option<&OsStr> = None;
+    for ancestor in path.ancestors() {
+        let ancestor = if ancestor.as_os_str().is_empty() { OsStr::new(".") } else { ancestor.as_os_str() };
+        if let Ok(dir) = Dir::open(ancestor) {
+            return match beyond.map(|name| dir.lstat(name)) {
+                // It is elsewhere.
+                Some(Ok(Some(Stat { kind: Kind::Symlink, .. }))) => None,
+                Some(Ok(Some(stat))) if stat.kind != Kind::Directory => {
+                    Some(format!("it belongs to {}, mode {:04o}", owner(stat.uid), stat.mode))
+                }
+                _ => dir.stat().ok().map(|stat| belongs_to(ancestor, &stat)),
+            };
+        }
+        beyond = Path::new(ancestor).file_name();
+    }
+    None
+}
+
 fn directory_fault(path: &OsStr, parent: &OsStr, doing: &'static str, errno: Errno) -> Fault {
     let bytes = path.as_bytes().to_vec();
     let shown = Shown::os(parent);
@@ -194,11 +224,7 @@ fn directory_fault(path: &OsStr, parent: &OsStr, doing: &'static str, errno: Err
         Errno::ENOENT => Fault::CannotTake { path: bytes, why: format!("no such directory: {shown}") },
         Errno::EACCES | Errno::EPERM => Fault::NotPermitted {
             path: bytes,
-            why: format!(
-                "no permission to {doing} directory {shown}: {} (we are uid {})",
-                describe(errno),
-                process::effective_uid()
-            ),
+            why: format!("no permission to {doing} directory {shown}: {}", refused_by(parent, errno)),
         },
         Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM => {
             Fault::System { path: bytes, doing: "open its directory", errno }

@@ -251,3 +251,49 @@ fn a_directory_that_cannot_be_listed_is_named_as_it_was_and_nothing_that_would_b
         }
     }
 }
+
+#[test]
+fn whoever_may_not_go_on_to_a_directory_is_told_which_one_on_the_way_refused() {
+    let sandbox = Sandbox::new();
+    scene(&sandbox, 0o700);
+    std::fs::create_dir_all(sandbox.path("open/log")).expect("directories");
+    for (path, mode) in [("open", 0o755), ("open/log", 0o755)] {
+        sandbox.chmod(sandbox.path(path), mode);
+    }
+    std::fs::write(sandbox.path("open/file"), "").expect("a file");
+    std::os::unix::fs::symlink("../d/sub", sandbox.path("open/link")).expect("a link");
+    let before = tree(&sandbox.work());
+    let shut = "(directory d belongs to root, mode 0700; we are uid 65534)";
+    let open = "(directory open belongs to root, mode 0755; we are uid 65534)";
+    let no_log = |path: &str| format!("{path}: cannot be opened for --log-json: Permission denied");
+    let fence = ["--fence", "d/sub", "a.lock", "true"];
+    for (arguments, line) in [
+        (&["d/sub/a", "true"][..], format!("d/sub/a: no permission to use directory d/sub: Permission denied {shut}")),
+        (&["d/x/y/a", "true"], format!("d/x/y/a: no permission to use directory d/x/y: Permission denied {shut}")),
+        (
+            &["-p", "open/x/a", "true"],
+            format!("open/x/a: no permission to make directory open/x: Permission denied {open}"),
+        ),
+        (
+            &["-p", "open/x/y/a", "true"],
+            format!("open/x/y/a: no permission to make directory open/x/y: Permission denied {open}"),
+        ),
+        // What is beyond a link is not looked for.
+        (
+            &["open/link/a", "true"],
+            "open/link/a: no permission to use directory open/link: Permission denied (we are uid 65534)".into(),
+        ),
+        (&["reserve", "d/sub"], format!("d/sub: no permission to use directory d/sub: Permission denied {shut}")),
+        (&fence, format!("d/sub: no permission to use directory d/sub: Permission denied {shut}")),
+        (&["--log-json", "d/log", "a.lock", "true"], format!("{} {shut}", no_log("d/log"))),
+        (&["--log-json", "open/new", "a.lock", "true"], format!("{} {open}", no_log("open/new"))),
+        (
+            &["--log-json", "open/file", "a.lock", "true"],
+            format!("{} (it belongs to root, mode 0644; we are uid 65534)", no_log("open/file")),
+        ),
+    ] {
+        let run = by_nobody(&sandbox, arguments).run();
+        assert_eq!(run.exited(77).err(), format!("withlock: {line}\n"), "{arguments:?}");
+    }
+    assert_eq!(tree(&sandbox.work()), before);
+}
