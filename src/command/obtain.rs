@@ -53,6 +53,15 @@ impl Waited {
     }
 }
 
+/// `-v`: what should be known about the place of the lock.
+pub(super) fn say_caveat(store: &dyn Store, lock: &OsString, talk: Talk) {
+    if talk.verbose
+        && let Some((named, caveat)) = store.caveat()
+    {
+        output::complain(&format!("{}: {caveat}", Shown::os(named.as_ref().unwrap_or(lock))));
+    }
+}
+
 /// Tries, waits, tries again, until the lock is granted or patience ends.
 pub(super) fn obtain(
     store: &mut dyn Store,

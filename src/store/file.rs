@@ -275,10 +275,9 @@ impl Store for FileStore {
         !self.place.file_system.local && !is_scheduled()
     }
 
-    fn caveat(&self) -> Option<String> {
-        (!self.place.file_system.local).then(|| {
-            "not a local file system: other hosts do not see the guard; mount it without look-up and attribute caches"
-                .into()
-        })
+    fn caveat(&self) -> Option<(Option<OsString>, &'static str)> {
+        let caveat =
+            "not a local file system: other hosts do not see the guard; mount it without look-up and attribute caches";
+        (!self.place.file_system.local).then_some((None, caveat))
     }
 }

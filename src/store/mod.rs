@@ -133,8 +133,9 @@ pub trait Store {
         false
     }
 
-    /// What somebody who wants to be told everything should know about this place.
-    fn caveat(&self) -> Option<String> {
+    /// What somebody who wants to be told everything should know about this place; of which lock, as the user
+    /// named it (`None`: LOCK).
+    fn caveat(&self) -> Option<(Option<OsString>, &'static str)> {
         None
     }
 
