@@ -55,7 +55,7 @@ pub(super) fn break_lock(asked: &Break, on_entry: &OnEntry) -> anyhow::Result<u8
     let job = Job { asked, place: &place, reason, on_entry, attendant };
     let epoch = match place.observe()? {
         Seen::Free => return job.say(0, &format!("{}: free, there is nothing to break", job.path())),
-        Seen::Foreign(_, what) => return Err(Plainly(place.cannot(format!("not a withlock lock: {what}"))).into()),
+        Seen::Foreign(_, what) => return Err(Plainly(place.cannot(what.refusal())).into()),
         Seen::Epoch(epoch) => epoch,
     };
     // Of one that we may not read nothing is known, not even that.

@@ -96,7 +96,7 @@ impl FileStore {
         self.place.dir.may_write().map_err(|errno| self.place.change_fault("create it", errno))?;
         self.may_write = true;
         match self.place.observe()? {
-            Seen::Foreign(_, what) => Err(self.place.cannot(format!("not a withlock lock: {what}"))),
+            Seen::Foreign(_, what) => Err(self.place.cannot(what.refusal())),
             Seen::Free | Seen::Epoch(_) => Ok(()),
         }
     }
@@ -239,7 +239,7 @@ impl Store for FileStore {
             })?;
             match seen {
                 Seen::Free => self.watch.forget(),
-                Seen::Foreign(_, what) => return Err(self.place.cannot(format!("not a withlock lock: {what}"))),
+                Seen::Foreign(_, what) => return Err(self.place.cannot(what.refusal())),
                 Seen::Epoch(epoch) => {
                     if let Turn::Busy(busy) = self.contend(epoch, offer)? {
                         return Ok(Attempt::Busy(busy));

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use crate::lease::{self, BLANK_TTL_MS, Stamp};
-use crate::record::{self, Content, MAX_READ_BYTES, Nonce, Record, SLOT_SUFFIX_BYTES, SlotName};
+use crate::record::{self, Content, Foreign, MAX_READ_BYTES, Nonce, Record, SLOT_SUFFIX_BYTES, SlotName};
 use crate::sys::file::{Dir, File, FileSystem, Identity, Kind, Stat};
 use crate::sys::path::{absolute, make_dirs};
 use crate::sys::{Errno, describe, process, user};
@@ -154,7 +154,7 @@ impl Place {
         for _ in 0..OBSERVE_TRIES {
             let Some(stat) = self.dir.lstat(&self.name).map_err(failed)? else { return Ok(Seen::Free) };
             if stat.kind != Kind::Regular {
-                return Ok(Seen::Foreign(stat, stat.kind.describe().into()));
+                return Ok(Seen::Foreign(stat, Foreign::NoLock(stat.kind.describe().into())));
             }
             let file = match self.dir.open_file(&self.name) {
                 Ok(file) => file,
@@ -243,8 +243,8 @@ pub enum Seen {
     Free,
     /// A lock.
     Epoch(Epoch),
-    /// Something else, in words. Never touched.
-    Foreign(Stat, String),
+    /// Something else. Never touched.
+    Foreign(Stat, Foreign),
 }
 
 /// What is known of an epoch from its file's content.
@@ -281,7 +281,7 @@ impl Epoch {
         };
         // Before what became of reading it: nobody promised that this can be read.
         if stat.kind != Kind::Regular {
-            return Ok(Some(Seen::Foreign(stat, stat.kind.describe().into())));
+            return Ok(Some(Seen::Foreign(stat, Foreign::NoLock(stat.kind.describe().into()))));
         }
         let content = match content {
             Ok(content) => content,
@@ -295,10 +295,8 @@ impl Epoch {
         Ok(Some(match record::classify(&content, stat.size_bytes) {
             Content::Record(record) => Seen::Epoch(Epoch { stat, known: Known::Record(record), file: Some(file) }),
             Content::Blank => Seen::Epoch(Epoch { stat, known: Known::Blank, file: Some(file) }),
-            Content::Newer(version) => {
-                Seen::Foreign(stat, format!("a lock of a newer withlock (record version {version}; this one reads 1)"))
-            }
-            Content::Foreign => Seen::Foreign(stat, "a regular file that is no lock".into()),
+            Content::Newer(version) => Seen::Foreign(stat, Foreign::Newer(version)),
+            Content::Foreign => Seen::Foreign(stat, Foreign::NoLock("a regular file that is no lock".into())),
         }))
     }
 

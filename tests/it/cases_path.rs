@@ -403,3 +403,26 @@ fn a_working_directory_that_was_removed_has_no_place_for_a_lock() {
     assert_eq!((acquired.exited(73).err(), acquired.out()), (line.into(), String::new()));
     assert_eq!(sandbox.names(), [""; 0]);
 }
+
+#[test]
+fn a_lock_of_a_newer_version_is_said_to_be_one_and_is_never_touched() {
+    let sandbox = Sandbox::new();
+    plant_bytes(&sandbox.lock(), b"{\"withlock\":2,\"nonce\":\"x\"}\n", 3_600_000);
+    let before = tree(&sandbox.work());
+    let newer = "a lock of a newer withlock (record version 2; this one reads 1)";
+    let locked = format!("withlock: a.lock: cannot be locked: {newer}\n");
+    let plainly = format!("withlock: a.lock: {newer}\n");
+    for (arguments, line) in [
+        (&["a.lock", "--", "true"][..], &locked),
+        (&["--also", "a.lock", "b.lock", "--", "true"], &locked),
+        (&["acquire", "a.lock"], &locked),
+        (&["break", "a.lock"], &plainly),
+        (&["break", "--force", "a.lock"], &plainly),
+    ] {
+        assert_eq!(&sandbox.withlock().args(arguments).run().exited(73).err(), line, "{arguments:?}");
+    }
+    let shown = sandbox.withlock().args(["inspect", "a.lock"]).run();
+    let text = shown.exited(0).silent().out();
+    assert!(text.contains(&format!("foreign: {newer}")) && !text.contains("not a withlock lock"), "{text}");
+    assert_eq!(tree(&sandbox.work()), before);
+}
