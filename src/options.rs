@@ -272,7 +272,9 @@ pub fn lease(terms: Terms) -> Result<Lease, Usage> {
     }
     let label = terms.label.map(|label| match label.into_string() {
         Ok(label) if encoded_bytes(&label) <= MAX_LABEL_BYTES => Ok(label),
-        Ok(_) => usage(format!("--label: at most {MAX_LABEL_BYTES} bytes; a control character counts for 6")),
+        Ok(_) => usage(format!(
+            "--label: at most {MAX_LABEL_BYTES} bytes; a control character counts for 6, a quote or a backslash for 2"
+        )),
         Err(_) => usage("--label: not UTF-8"),
     });
     Ok(Lease {

@@ -116,8 +116,8 @@ fn subordinate(subcommand: Sub, on_entry: &OnEntry) -> anyhow::Result<u8> {
 fn usage_error(error: &clap::Error) -> anyhow::Result<u8> {
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
         let text = error.render().to_string();
-        let written = std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes());
-        return Ok(if written.is_ok() { 0 } else { Exit::Io.code() });
+        write(text.as_bytes())?;
+        return Ok(0);
     }
     if let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg)
         && let Some(declined) = declined(option)
