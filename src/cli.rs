@@ -65,10 +65,10 @@ pub struct Waiting {
     #[arg(short = 'n', long = "no-wait", visible_aliases = ["nonblock", "nb"], conflicts_with = "wait")]
     pub no_wait: bool,
     /// Wait at most D (0: try once; without -n and -w: wait for ever)
-    #[arg(short = 'w', long = "wait", visible_alias = "timeout", value_name = "D", allow_negative_numbers = true)]
+    #[arg(short = 'w', long = "wait", visible_alias = "timeout", value_name = "D", allow_hyphen_values = true)]
     pub wait: Option<String>,
     /// Exit with N instead of 75 when the lock is held by another (0-255)
-    #[arg(short = 'E', long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(short = 'E', long, value_name = "N", allow_hyphen_values = true)]
     pub conflict_exit_code: Option<String>,
 }
 
@@ -76,7 +76,7 @@ pub struct Waiting {
 #[derive(Debug, Default, Args)]
 pub struct Terms {
     /// The lease: older than this without a renewal, the lock is stale (default 60s, at least 1s)
-    #[arg(long, value_name = "D", allow_negative_numbers = true)]
+    #[arg(long, value_name = "D", allow_hyphen_values = true)]
     pub ttl: Option<String>,
     /// Reserve a number in DIR with the grant, a token that only grows (WITHLOCK_FENCE)
     #[arg(long, value_name = "DIR")]
@@ -89,7 +89,7 @@ pub struct Terms {
     #[arg(short = 'p', long)]
     pub parents: bool,
     /// Permissions of the lock file, in octal (default 0644 less the umask)
-    #[arg(long, value_name = "M")]
+    #[arg(long, value_name = "M", allow_hyphen_values = true)]
     pub mode: Option<String>,
     /// A word for people, kept in the record
     #[arg(long, value_name = "T")]
@@ -143,10 +143,10 @@ pub struct Run {
     #[arg(long)]
     pub no_renew: bool,
     /// End COMMAND after D (exit 124)
-    #[arg(long, value_name = "D", allow_negative_numbers = true)]
+    #[arg(long, value_name = "D", allow_hyphen_values = true)]
     pub max_hold: Option<String>,
     /// Grace between TERM and KILL when COMMAND must be ended (default 10s)
-    #[arg(long, value_name = "D", allow_negative_numbers = true)]
+    #[arg(long, value_name = "D", allow_hyphen_values = true)]
     pub kill_after: Option<String>,
     /// What happens to COMMAND when the lock is lost (default terminate)
     #[arg(long, value_name = "WHAT", value_enum)]
@@ -252,7 +252,7 @@ pub struct Break {
 #[derive(Debug, Args)]
 pub struct Reclaim {
     /// Only what is older than D; not below the safe age
-    #[arg(long, value_name = "D", allow_negative_numbers = true)]
+    #[arg(long, value_name = "D", allow_hyphen_values = true)]
     pub older_than: Option<String>,
     /// Say what would be removed, remove nothing
     #[arg(long)]
@@ -295,7 +295,7 @@ pub struct Acquire {
     #[allow(missing_docs)]
     pub talk: Talk,
     /// Leave a keeper that renews while process PID lives and releases when it ends
-    #[arg(long, value_name = "PID", allow_negative_numbers = true)]
+    #[arg(long, value_name = "PID", allow_hyphen_values = true)]
     pub for_pid: Option<String>,
     /// Print lines for eval instead of the bare nonce
     #[arg(long, action = ArgAction::SetTrue)]
@@ -340,10 +340,10 @@ pub struct Release {
 #[derive(Debug, Args)]
 pub struct Reserve {
     /// Wait at most D for DIR/lock, then go on without it (default 2s)
-    #[arg(long, value_name = "D", allow_negative_numbers = true)]
+    #[arg(long, value_name = "D", allow_hyphen_values = true)]
     pub wait: Option<String>,
     /// The first number; only in an empty DIR
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
     pub start: Option<String>,
     /// The directory that holds the numbers
     #[arg(value_name = "DIR")]

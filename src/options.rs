@@ -140,6 +140,10 @@ impl Plan {
             let word = Shown::os(&run.lock);
             return usage(format!("options come after the subcommand {word}; a lock of that name is written ./{word}"));
         }
+        if run.skip_if.as_ref().is_some_and(|condition| condition.as_bytes().trim_ascii().is_empty()) {
+            // It would always succeed, and the command would never be run.
+            return usage("--skip-if: the condition is empty");
+        }
         let access = access(&run.service);
         let lease = lease(run.terms)?;
         check_lease(&run.lock, &lease, &access)?;
@@ -268,7 +272,9 @@ pub fn lease(terms: Terms) -> Result<Lease, Usage> {
     }
     let label = terms.label.map(|label| match label.into_string() {
         Ok(label) if encoded_bytes(&label) <= MAX_LABEL_BYTES => Ok(label),
-        Ok(_) => usage(format!("--label: at most {MAX_LABEL_BYTES} bytes; a control character counts for 6")),
+        Ok(_) => usage(format!(
+            "--label: at most {MAX_LABEL_BYTES} bytes; a control character counts for 6, a quote or a backslash for 2"
+        )),
         Err(_) => usage("--label: not UTF-8"),
     });
     Ok(Lease {
@@ -412,6 +418,28 @@ pub fn check_first_word(arguments: &[OsString]) -> Result<(), Usage> {
         ));
     }
     Ok(())
+}
+
+/// Mistakes must not run things, nor take a lock: a COMMAND that looks like an option has `--` right before
+/// it. COMMAND and its arguments, `argv`, are the last of the raw words. Where `--` stood before LOCK one
+/// more may follow it.
+pub fn check_command(arguments: &[OsString], argv: &mut Vec<OsString>) -> Result<(), Usage> {
+    let before = arguments.len().checked_sub(argv.len() + 1).and_then(|at| arguments.get(at));
+    let is_behind_dashes = before.is_some_and(|before| before == "--");
+    let Some(word) = argv.first().filter(|word| word.as_bytes().starts_with(b"-") && !is_behind_dashes) else {
+        return Ok(());
+    };
+    if word == "--" {
+        argv.remove(0);
+        return Ok(());
+    }
+    match word.to_str().and_then(declined) {
+        Some(hint) => Err(hint),
+        None => {
+            let shown = Shown::os(word);
+            usage(format!("'{shown}' is no option; if it is the command, write: withlock LOCK -- {shown}"))
+        }
+    }
 }
 
 /// Whether one insertion, deletion, replacement or swap of neighbours turns one word into the other.

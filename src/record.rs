@@ -181,6 +181,36 @@ pub enum Content {
     Foreign,
 }
 
+/// What stands where a lock should, if it is none that this program can read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Foreign {
+    /// No lock at all; what it is.
+    NoLock(String),
+    /// A lock, of this version.
+    Newer(u32),
+}
+
+impl std::fmt::Display for Foreign {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Foreign::NoLock(what) => out.write_str(what),
+            Foreign::Newer(version) => {
+                write!(out, "a lock of a newer withlock (record version {version}; this one reads {VERSION})")
+            }
+        }
+    }
+}
+
+impl Foreign {
+    /// Why nothing can be done with it.
+    pub fn refusal(&self) -> String {
+        match self {
+            Foreign::NoLock(what) => format!("not a withlock lock: {what}"),
+            Foreign::Newer(_) => self.to_string(),
+        }
+    }
+}
+
 /// Classifies a file by its first bytes (up to [`MAX_READ_BYTES`]) and its whole size.
 pub fn classify(bytes: &[u8], size_bytes: u64) -> Content {
     if let Some(version) = bytes.strip_prefix(SIGNATURE).and_then(leading_number)

@@ -17,7 +17,7 @@ use crate::text::{Shown, duration};
 use super::System;
 use super::keep::keep;
 use super::log::Log;
-use super::obtain::{Obtained, busy_line, obtain};
+use super::obtain::{Obtained, busy_line, obtain, say_caveat};
 
 /// Takes the lock for a script; the exit code.
 pub(super) fn acquire(given: Acquire, on_entry: &OnEntry) -> anyhow::Result<u8> {
@@ -48,6 +48,7 @@ pub(super) fn acquire(given: Acquire, on_entry: &OnEntry) -> anyhow::Result<u8> 
     let path = store.absolute_name()?;
     let guard = if watched.is_some() { Guard::Wrapper } else { Guard::None };
     let offer = offer(&lease, guard, command);
+    say_caveat(store.as_ref(), &given.lock, given.talk);
     let mut store = WhileWanted { store, watched: watched.as_ref() };
     let obtained = obtain(&mut store, &offer, patience, &given.lock, given.talk, on_entry, &Log::OFF)?;
     drop(store);

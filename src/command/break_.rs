@@ -53,9 +53,9 @@ pub(super) fn break_lock(asked: &Break, on_entry: &OnEntry) -> anyhow::Result<u8
     let place = Place::open(&asked.lock, false).map_err(Plainly)?;
     let attendant = attended(&asked.lock, !place.file_system.local, 0);
     let job = Job { asked, place: &place, reason, on_entry, attendant };
-    let epoch = match place.observe()? {
+    let epoch = match place.observe().map_err(Plainly)? {
         Seen::Free => return job.say(0, &format!("{}: free, there is nothing to break", job.path())),
-        Seen::Foreign(_, what) => return Err(Plainly(place.cannot(format!("not a withlock lock: {what}"))).into()),
+        Seen::Foreign(_, what) => return Err(Plainly(place.cannot(what.refusal())).into()),
         Seen::Epoch(epoch) => epoch,
     };
     // Of one that we may not read nothing is known, not even that.

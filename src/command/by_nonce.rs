@@ -12,6 +12,8 @@ use crate::sys::process::variable;
 use crate::sys::signal::OnEntry;
 use crate::text::Shown;
 
+use super::{Plainly, attended};
+
 /// Which lock, and which epoch of it.
 pub(super) struct Target {
     pub(super) lock: OsString,
@@ -43,9 +45,14 @@ impl Target {
         Ok(store::service(&self.lock, access, on_entry)?)
     }
 
-    /// Where it is.
-    pub(super) fn place(&self) -> Result<Place, Fault> {
-        Place::open(&self.lock, false)
+    /// Does it to a lock file. A directory that is gone took the lock with it.
+    pub(super) fn at_place(&self, act: impl FnOnce(Place) -> Result<Handed, Fault>) -> anyhow::Result<Handed> {
+        let place = match Place::open(&self.lock, false) {
+            Err(Fault::CannotTake { why, .. }) => return Ok(Handed::NotHeld(why)),
+            place => place?,
+        };
+        let _attendant = attended(&self.lock, !place.file_system.local, 0);
+        Ok(act(place).map_err(Plainly)?)
     }
 
     /// The exit code for what became of it, and a line for what did not go well.

@@ -11,7 +11,7 @@ use crate::options::{LogTo, Plan};
 use crate::record::{Nonce, Record};
 use crate::report::document::{Holder, PathText};
 use crate::report::log::{About, At, Event, EvictedWhy, OnBusyWord, Other, Run, line};
-use crate::store::{Basis, Busy, Evicted, Held};
+use crate::store::{Basis, Busy, Evicted, Held, refused_by};
 use crate::sys::clock::{boot_ms, wall_ms};
 use crate::sys::output::complain;
 use crate::sys::process::Who;
@@ -63,6 +63,7 @@ impl Display for NoLog {
             Errno::ENXIO => "a FIFO that nobody reads, or a socket",
             Errno::EBADF => "not open for writing",
             Errno::EBUSY => "it is the lock",
+            errno @ (Errno::EACCES | Errno::EPERM) => &refused_by(&self.name, errno),
             errno => describe(errno),
         };
         write!(out, "{}: cannot be opened for --log-json: {why}", Shown::os(&self.name))

@@ -24,7 +24,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::cli::{Cli, Sub, SubCli};
 use crate::exit::Exit;
-use crate::options::{Plan, Usage, check_first_word, declined, is_subcommand};
+use crate::options::{Plan, Usage, check_command, check_first_word, declined, is_subcommand};
 use crate::plain;
 use crate::store::{self, Fault};
 use crate::sys::attendant::{Attendant, Orders};
@@ -91,7 +91,10 @@ fn dispatch(words: &[OsString]) -> anyhow::Result<u8> {
         };
     }
     match Cli::try_parse_from(arguments) {
-        Ok(cli) => run::run(Plan::new(cli.run)?),
+        Ok(Cli { mut run }) => {
+            check_command(words, &mut run.argv)?;
+            run::run(Plan::new(run)?)
+        }
         Err(error) => usage_error(&error),
     }
 }
@@ -113,8 +116,8 @@ fn subordinate(subcommand: Sub, on_entry: &OnEntry) -> anyhow::Result<u8> {
 fn usage_error(error: &clap::Error) -> anyhow::Result<u8> {
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
         let text = error.render().to_string();
-        let written = std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes());
-        return Ok(if written.is_ok() { 0 } else { Exit::Io.code() });
+        write(text.as_bytes())?;
+        return Ok(0);
     }
     if let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg)
         && let Some(declined) = declined(option)

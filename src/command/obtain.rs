@@ -8,13 +8,14 @@ use crate::exit::Exit;
 use crate::options::{Patience, is_among};
 use crate::record::Nonce;
 use crate::report::log::{Event, EvictedWhy};
+use crate::report::page::cut;
 use crate::report::{BusyLock, EvictedLock};
 use crate::store::{Attempt, Basis, Busy, Evicted, Fault, Held, Offer, Store};
 use crate::sys::attendant::{Attendant, Mask, Orders};
 use crate::sys::clock::{boot_ms, wall_ms};
 use crate::sys::lookout::Word;
 use crate::sys::signal::OnEntry;
-use crate::sys::{output, process, user};
+use crate::sys::{output, process, terminal, user};
 use crate::text::{Shown, duration};
 
 use super::log::{Log, other};
@@ -49,6 +50,15 @@ impl Waited {
     /// "held", or for how long it was held in vain.
     pub(super) fn how(self) -> String {
         if self.ms == 0 { "held".into() } else { format!("still held after {}", duration(self.ms)) }
+    }
+}
+
+/// `-v`: what should be known about the place of the lock.
+pub(super) fn say_caveat(store: &dyn Store, lock: &OsString, talk: Talk) {
+    if talk.verbose
+        && let Some((named, caveat)) = store.caveat()
+    {
+        output::complain(&format!("{}: {caveat}", Shown::os(named.as_ref().unwrap_or(lock))));
     }
 }
 
@@ -195,8 +205,11 @@ impl Notice {
         if waited_ms < SPEAK_AFTER_MS {
             return SPEAK_AFTER_MS - waited_ms;
         }
-        let line = busy_line(busy, lock, &format!("waiting for {}, held", duration(waited_ms)));
-        output::raw(format!("\r\x1b[Kwithlock: {line}").as_bytes());
+        let line =
+            format!("withlock: {}", busy_line(busy, lock, &format!("waiting for {}, held", duration(waited_ms))));
+        // In the last column some terminals already go on to the next row.
+        let columns = terminal::columns_of_errors().map_or(usize::MAX, |columns| columns.saturating_sub(1));
+        output::raw(format!("\r\x1b[K{}", cut(&line, columns)).as_bytes());
         self.said = true;
         SPEAK_AFTER_MS
     }

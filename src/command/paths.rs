@@ -47,10 +47,13 @@ impl Asked {
 
 /// The names in a directory.
 pub(super) fn listing(path: &OsStr, only_quarantined: bool) -> Result<Listing, Fault> {
-    // Only its errors are wanted: they are those of a lock in that directory.
-    let place = Place::open(&beside(&with_slash(path), OsStr::new("x")), false)?;
-    let listed = Dir::open(path).and_then(|dir| list(&dir, only_quarantined));
-    listed.map_err(|errno| place.change_fault("list its directory", errno))
+    // Only its errors are wanted: they are those of a lock in that directory, which nobody named.
+    let inside = Place::open(&beside(&with_slash(path), OsStr::new("x")), false);
+    let listed = inside.and_then(|place| {
+        let listed = Dir::open(path).and_then(|dir| list(&dir, only_quarantined));
+        listed.map_err(|errno| place.change_fault("list it", errno))
+    });
+    listed.map_err(|fault| fault.of(path.as_bytes()))
 }
 
 /// The path of a neighbour of what is at `path`.

@@ -7,7 +7,6 @@ use crate::store::handed::{self, Handed};
 use crate::sys::process::variable;
 use crate::sys::signal::OnEntry;
 
-use super::attended;
 use super::by_nonce::Target;
 
 /// Releases a lock that was taken with `acquire`; the exit code.
@@ -19,15 +18,13 @@ pub(super) fn release(given: Release, on_entry: &OnEntry) -> anyhow::Result<u8> 
             service.check(&target.nonce)?.map_or_else(Handed::left_to_command, Handed::NotHeld)
         }
         Some(service) => service.release(&target.nonce)?,
-        None => {
-            let place = target.place()?;
-            let _attendant = attended(&target.lock, !place.file_system.local, 0);
+        None => target.at_place(|place| {
             if is_run_under {
-                handed::leave_to_command(&place, target.nonce)?
+                handed::leave_to_command(&place, target.nonce)
             } else {
-                handed::release(&place, target.nonce)?
+                handed::release(&place, target.nonce)
             }
-        }
+        })?,
     };
     Ok(target.report(&done, "not released"))
 }

@@ -20,7 +20,7 @@ use crate::sys::{Errno, describe, sleep};
 use crate::text::{Shown, duration};
 
 use super::log::{Log, other};
-use super::obtain::{Obtained, Waited, busy_line, obtain};
+use super::obtain::{Obtained, Waited, busy_line, obtain, say_caveat};
 use super::{System, block, exit_of};
 
 /// Runs COMMAND while holding LOCK; the exit code.
@@ -38,11 +38,7 @@ fn run_logged(plan: Plan, log: &Log) -> anyhow::Result<u8> {
     let place = store::find(&plan.lock, plan.lease.parents)?;
     let (job, mut store) = Job::prepare(plan, place, block()?, log)?;
     let plan = &job.plan;
-    if plan.talk.verbose
-        && let Some(caveat) = store.caveat()
-    {
-        complain(&format!("{}: {caveat}", Shown::os(&plan.lock)));
-    }
+    say_caveat(store.as_ref(), &plan.lock, plan.talk);
     let obtained = obtain(store.as_mut(), &offer(plan), plan.patience, &plan.lock, plan.talk, &job.on_entry, log)?;
     // Gives the signal dispositions back that waiting needed.
     drop(store);
@@ -329,7 +325,10 @@ impl<'a> Job<'a> {
                 0
             }
             OnBusy::Run => {
-                complain(&format!("running without the lock: {line}"));
+                // No error either: the command is told, and what was asked for is done.
+                if !self.plan.talk.quiet {
+                    complain(&format!("running without the lock: {line}"));
+                }
                 self.without_lease(&Mode::Degraded)
             }
         }

@@ -32,7 +32,7 @@ impl View {
         let mut lock = Lock::free(&look.name);
         if let Some(what) = look.foreign {
             lock.state = State::Foreign;
-            lock.foreign = Some(what);
+            lock.foreign = Some(what.to_string());
         }
         if let Some(found) = look.found {
             lock.state = State::Held;
@@ -97,7 +97,7 @@ impl Breaking<'_> {
         let seen = look(self.service)?;
         let path = Shown::os(&self.asked.lock);
         if let Some(what) = seen.foreign {
-            let why = format!("not a withlock lock: {what}");
+            let why = what.refusal();
             return Err(Fault::CannotTake { path: self.asked.lock.as_encoded_bytes().to_vec(), why }.into());
         }
         let Some(found) = &seen.found else {

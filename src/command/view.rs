@@ -57,7 +57,7 @@ impl View {
             Seen::Free => {}
             Seen::Foreign(stat, what) => {
                 lock.state = State::Foreign;
-                lock.foreign = Some(what);
+                lock.foreign = Some(what.to_string());
                 lock.file = Some(self.file(&stat));
             }
             Seen::Epoch(epoch) => self.epoch(&mut lock, &mut pending, place, epoch, now),

@@ -160,7 +160,7 @@ fn notes(lock: &Lock) -> Vec<String> {
         State::Blank => notes.push(format!(
             "It has no record, or a broken one: its maker died while writing it, or writes it just now. It is judged by its time stamp, with a ttl of {ttl}."
         )),
-        State::Foreign => notes.push("It is not a withlock lock and is never touched.".into()),
+        State::Foreign => notes.push("What is there is never touched.".into()),
         State::Held | State::Stale | State::Free => {}
     }
     if lock.ahead_ms.is_some() {

@@ -76,6 +76,21 @@ impl Fault {
         matches!(self, Fault::Unreachable { standing: false, .. })
     }
 
+    /// The same, said of what the user named.
+    pub fn of(mut self, named: &[u8]) -> Self {
+        match &mut self {
+            Fault::CannotTake { path, .. }
+            | Fault::NotPermitted { path, .. }
+            | Fault::Io { path, .. }
+            | Fault::HasNumbers { path }
+            | Fault::NoNumber { path }
+            | Fault::Unreachable { path, .. }
+            | Fault::Service { path, .. }
+            | Fault::System { path, .. } => *path = named.to_vec(),
+        }
+        self
+    }
+
     /// The exit code that it leads to.
     pub fn exit(&self) -> Exit {
         match self {

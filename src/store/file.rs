@@ -97,7 +97,7 @@ impl FileStore {
         self.place.dir.may_write().map_err(|errno| self.place.change_fault("create it", errno))?;
         self.may_write = true;
         match self.place.observe()? {
-            Seen::Foreign(_, what) => Err(self.place.cannot(format!("not a withlock lock: {what}"))),
+            Seen::Foreign(_, what) => Err(self.place.cannot(what.refusal())),
             Seen::Free => Ok(None),
             Seen::Epoch(epoch) => Ok(match judge(epoch.mtime(), wall(), epoch.ttl_ms()) {
                 Verdict::Fresh { remaining_ms } => Some(busy(&epoch, Some(remaining_ms), remaining_ms, None)),
@@ -248,7 +248,7 @@ impl Store for FileStore {
             })?;
             match seen {
                 Seen::Free => self.watch.forget(),
-                Seen::Foreign(_, what) => return Err(self.place.cannot(format!("not a withlock lock: {what}"))),
+                Seen::Foreign(_, what) => return Err(self.place.cannot(what.refusal())),
                 Seen::Epoch(epoch) => {
                     if let Turn::Busy(busy) = self.contend(epoch, offer)? {
                         return Ok(Attempt::Busy(busy));
@@ -284,10 +284,9 @@ impl Store for FileStore {
         !self.place.file_system.local && !is_scheduled()
     }
 
-    fn caveat(&self) -> Option<String> {
-        (!self.place.file_system.local).then(|| {
-            "not a local file system: other hosts do not see the guard; mount it without look-up and attribute caches"
-                .into()
-        })
+    fn caveat(&self) -> Option<(Option<OsString>, &'static str)> {
+        let caveat =
+            "not a local file system: other hosts do not see the guard; mount it without look-up and attribute caches";
+        (!self.place.file_system.local).then_some((None, caveat))
     }
 }

@@ -119,9 +119,14 @@ const NO_RECORD: &str = "its record is not written yet, or broken";
 
 /// The epoch at the lock path, if it is the one of `nonce`.
 fn find(place: &Place, nonce: Nonce) -> Result<Result<Epoch, Handed>, Fault> {
-    Ok(match place.observe()? {
+    let seen = match place.observe() {
+        // Where no lock can be, this one is not.
+        Err(Fault::CannotTake { why, .. }) => return Ok(Err(Handed::NotHeld(why))),
+        seen => seen?,
+    };
+    Ok(match seen {
         Seen::Free => Err(Handed::NotHeld("nobody holds it".into())),
-        Seen::Foreign(_, what) => return Err(place.cannot(format!("not a withlock lock: {what}"))),
+        Seen::Foreign(_, what) => Err(Handed::NotHeld(format!("{what} is there instead"))),
         Seen::Epoch(epoch) => match (&epoch.known, epoch.nonce()) {
             (_, Some(found)) if found == nonce => Ok(epoch),
             (_, Some(found)) => Err(Handed::NotHeld(format!("another holds it (nonce {found})"))),

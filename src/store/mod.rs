@@ -36,7 +36,7 @@ pub use end::{Basis, End, Ending, end};
 pub use fault::Fault;
 pub use file::FileStore;
 pub use held::FileHeld;
-pub use place::{Epoch, Known, Place, Seen};
+pub use place::{Epoch, Known, Place, Seen, refused_by};
 pub use service::Service;
 pub use several::Several;
 
@@ -133,8 +133,9 @@ pub trait Store {
         false
     }
 
-    /// What somebody who wants to be told everything should know about this place.
-    fn caveat(&self) -> Option<String> {
+    /// What somebody who wants to be told everything should know about this place; of which lock, as the user
+    /// named it (`None`: LOCK).
+    fn caveat(&self) -> Option<(Option<OsString>, &'static str)> {
         None
     }
 

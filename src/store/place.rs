@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use crate::lease::{self, BLANK_TTL_MS, Stamp};
-use crate::record::{self, Content, MAX_READ_BYTES, Nonce, Record, SLOT_SUFFIX_BYTES, SlotName};
+use crate::record::{self, Content, Foreign, MAX_READ_BYTES, Nonce, Record, SLOT_SUFFIX_BYTES, SlotName};
 use crate::sys::file::{Dir, File, FileSystem, Identity, Kind, Stat};
 use crate::sys::path::{absolute, make_dirs};
 use crate::sys::{Errno, describe, process, user};
@@ -119,10 +119,9 @@ impl Place {
 
     /// The absolute path.
     pub fn absolute(&self) -> Result<OsString, Fault> {
-        absolute(&self.path).map_err(|errno| Fault::System {
-            path: self.shown().to_vec(),
-            doing: "find the working directory",
-            errno,
+        absolute(&self.path).map_err(|errno| match errno {
+            Errno::ENOENT => self.cannot("the working directory was removed"),
+            _ => Fault::System { path: self.shown().to_vec(), doing: "find the working directory", errno },
         })
     }
 
@@ -140,10 +139,9 @@ impl Place {
 
     /// "No permission", with owner and mode of the directory and our own uid.
     pub fn not_permitted(&self, doing: &str, errno: Errno) -> Fault {
-        let parent = Shown::os(self.parent());
         let dir = match self.dir.stat() {
-            Ok(stat) => format!("directory {parent} belongs to {}, mode {:04o}", owner(stat.uid), stat.mode),
-            Err(_) => format!("directory {parent}"),
+            Ok(stat) => belongs_to(self.parent(), &stat),
+            Err(_) => format!("directory {}", Shown::os(self.parent())),
         };
         let why =
             format!("no permission to {doing}: {} ({dir}; we are uid {})", describe(errno), process::effective_uid());
@@ -156,7 +154,7 @@ impl Place {
         for _ in 0..OBSERVE_TRIES {
             let Some(stat) = self.dir.lstat(&self.name).map_err(failed)? else { return Ok(Seen::Free) };
             if stat.kind != Kind::Regular {
-                return Ok(Seen::Foreign(stat, stat.kind.describe().into()));
+                return Ok(Seen::Foreign(stat, Foreign::NoLock(stat.kind.describe().into())));
             }
             let file = match self.dir.open_file(&self.name) {
                 Ok(file) => file,
@@ -188,6 +186,37 @@ pub(super) fn owner(uid: u32) -> String {
     user::local_name(uid).unwrap_or_else(|| format!("uid {uid}"))
 }
 
+fn belongs_to(dir: &OsStr, stat: &Stat) -> String {
+    format!("directory {} belongs to {}, mode {:04o}", Shown::os(dir), owner(stat.uid), stat.mode)
+}
+
+/// An errno's text about a path that we may not use or make, with owner and mode of what on the way there
+/// refused, and our own uid.
+pub fn refused_by(path: &OsStr, errno: Errno) -> String {
+    let by = refusing(Path::new(path)).map(|by| format!("{by}; ")).unwrap_or_default();
+    format!("{} ({by}we are uid {})", describe(errno), process::effective_uid())
+}
+
+/// The last directory on the way that can still be examined, unless what it was searched for is there.
+fn refusing(path: &Path) -> Option<String> {
+    let mut beyond: Option<&OsStr> = None;
+    for ancestor in path.ancestors() {
+        let ancestor = if ancestor.as_os_str().is_empty() { OsStr::new(".") } else { ancestor.as_os_str() };
+        if let Ok(dir) = Dir::open(ancestor) {
+            return match beyond.map(|name| dir.lstat(name)) {
+                // It is elsewhere.
+                Some(Ok(Some(Stat { kind: Kind::Symlink, .. }))) => None,
+                Some(Ok(Some(stat))) if stat.kind != Kind::Directory => {
+                    Some(format!("it belongs to {}, mode {:04o}", owner(stat.uid), stat.mode))
+                }
+                _ => dir.stat().ok().map(|stat| belongs_to(ancestor, &stat)),
+            };
+        }
+        beyond = Path::new(ancestor).file_name();
+    }
+    None
+}
+
 fn directory_fault(path: &OsStr, parent: &OsStr, doing: &'static str, errno: Errno) -> Fault {
     let bytes = path.as_bytes().to_vec();
     let shown = Shown::os(parent);
@@ -195,11 +224,7 @@ fn directory_fault(path: &OsStr, parent: &OsStr, doing: &'static str, errno: Err
         Errno::ENOENT => Fault::CannotTake { path: bytes, why: format!("no such directory: {shown}") },
         Errno::EACCES | Errno::EPERM => Fault::NotPermitted {
             path: bytes,
-            why: format!(
-                "no permission to {doing} directory {shown}: {} (we are uid {})",
-                describe(errno),
-                process::effective_uid()
-            ),
+            why: format!("no permission to {doing} directory {shown}: {}", refused_by(parent, errno)),
         },
         Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM => {
             Fault::System { path: bytes, doing: "open its directory", errno }
@@ -218,8 +243,8 @@ pub enum Seen {
     Free,
     /// A lock.
     Epoch(Epoch),
-    /// Something else, in words. Never touched.
-    Foreign(Stat, String),
+    /// Something else. Never touched.
+    Foreign(Stat, Foreign),
 }
 
 /// What is known of an epoch from its file's content.
@@ -256,7 +281,7 @@ impl Epoch {
         };
         // Before what became of reading it: nobody promised that this can be read.
         if stat.kind != Kind::Regular {
-            return Ok(Some(Seen::Foreign(stat, stat.kind.describe().into())));
+            return Ok(Some(Seen::Foreign(stat, Foreign::NoLock(stat.kind.describe().into()))));
         }
         let content = match content {
             Ok(content) => content,
@@ -270,10 +295,8 @@ impl Epoch {
         Ok(Some(match record::classify(&content, stat.size_bytes) {
             Content::Record(record) => Seen::Epoch(Epoch { stat, known: Known::Record(record), file: Some(file) }),
             Content::Blank => Seen::Epoch(Epoch { stat, known: Known::Blank, file: Some(file) }),
-            Content::Newer(version) => {
-                Seen::Foreign(stat, format!("a lock of a newer withlock (record version {version}; this one reads 1)"))
-            }
-            Content::Foreign => Seen::Foreign(stat, "a regular file that is no lock".into()),
+            Content::Newer(version) => Seen::Foreign(stat, Foreign::Newer(version)),
+            Content::Foreign => Seen::Foreign(stat, Foreign::NoLock("a regular file that is no lock".into())),
         }))
     }
 

@@ -7,6 +7,7 @@
 //! caller has the lock.
 
 use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 
 use crate::lease::MIN_TTL_MS;
 use crate::options::is_among;
@@ -69,7 +70,7 @@ impl Numbers {
         let mut lock = OsString::from(dir);
         lock.push("/");
         lock.push(LOCK);
-        let store = FileStore::open(&lock, false, on_entry)?;
+        let store = FileStore::open(&lock, false, on_entry).map_err(|fault| fault.of(dir.as_bytes()))?;
         let place = store.place();
         place.dir.may_write().map_err(|errno| place.change_fault("create a marker", errno))?;
         Ok(Numbers { store })

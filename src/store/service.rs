@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 
-use crate::record::{Claim, Nonce, Record};
+use crate::record::{Claim, Foreign, Nonce, Record};
 
 use super::Fault;
 use super::handed::Handed;
@@ -38,7 +38,7 @@ pub struct Look {
     /// Who holds it.
     pub found: Option<Found>,
     /// Something else stands there; what.
-    pub foreign: Option<String>,
+    pub foreign: Option<Foreign>,
     /// Records of epochs that were ended.
     pub quarantine: Vec<Kept>,
 }

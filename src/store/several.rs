@@ -233,8 +233,9 @@ impl Store for Several {
         self.locks[LOCK].store.absolute_name()
     }
 
-    fn caveat(&self) -> Option<String> {
-        self.locks.iter().find_map(|one| one.store.caveat())
+    fn caveat(&self) -> Option<(Option<OsString>, &'static str)> {
+        let mut caveats = self.locks.iter().enumerate().map(|(at, one)| (at, one.store.caveat()));
+        caveats.find_map(|(at, caveat)| caveat.map(|(_, words)| (self.name(at), words)))
     }
 
     fn evicted(&mut self) -> Vec<Evicted> {

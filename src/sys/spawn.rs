@@ -97,6 +97,7 @@ impl Program {
         shell_argv.extend(argv.get(1..).unwrap_or_default());
         let mut start = Start {
             candidates: &self.candidates,
+            is_searched: self.argv.first().is_some_and(|name| !is_path(name.to_bytes())),
             argv: &argv,
             shell_argv: &mut shell_argv,
             environment: &environment,
@@ -142,6 +143,8 @@ const CHILD_STACK_BYTES: usize = 32 * 1024;
 /// All that the child needs, made beforehand: in memory shared with its parent it must not allocate.
 struct Start<'a> {
     candidates: &'a [CString],
+    /// In the directories of PATH: one that is none is passed over.
+    is_searched: bool,
     argv: &'a [*const c_char],
     shell_argv: &'a mut [*const c_char],
     environment: &'a [*const c_char],
@@ -218,7 +221,7 @@ pub(super) extern "C" fn become_command(argument: *mut c_void) -> c_int {
                 }
                 // Remembered: a later directory may still have one that can be run.
                 libc::EACCES => error = libc::EACCES,
-                libc::ENOENT | libc::ENOTDIR | libc::ESTALE | libc::ENODEV | libc::ETIMEDOUT => {}
+                libc::ENOENT | libc::ENOTDIR | libc::ESTALE | libc::ENODEV | libc::ETIMEDOUT if start.is_searched => {}
                 other => {
                     error = other;
                     break;
@@ -245,10 +248,15 @@ pub fn missing_interpreter(name: &OsStr) -> Option<OsString> {
     Some(OsString::from_vec(words.into_iter().next().unwrap_or_default().to_vec()))
 }
 
+/// Whether a command's name is that of a file, which is not searched for.
+fn is_path(name: &[u8]) -> bool {
+    name.contains(&b'/')
+}
+
 /// The files that a command's name may mean, in order.
 fn candidates(name: &[u8]) -> Vec<CString> {
     let path = process::variable("PATH").map_or_else(|| b"/bin:/usr/bin".to_vec(), OsString::into_vec);
-    if name.contains(&b'/') {
+    if is_path(name) {
         return CString::new(name).into_iter().collect();
     }
     path.split(|b| *b == b':')

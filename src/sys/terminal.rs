@@ -25,11 +25,20 @@ pub fn wants_colour() -> bool {
     is_terminal() && set("NO_COLOR").is_none() && set("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// The terminal's rows and columns.
+/// The rows and columns of the terminal that standard output is.
 pub fn size() -> Option<(usize, usize)> {
+    size_of(libc::STDOUT_FILENO)
+}
+
+/// The columns of the terminal that standard error is: a line there is one row, if it is to be drawn over.
+pub fn columns_of_errors() -> Option<usize> {
+    size_of(libc::STDERR_FILENO).map(|(_, columns)| columns)
+}
+
+fn size_of(descriptor: libc::c_int) -> Option<(usize, usize)> {
     // SAFETY: an all-zero winsize is a valid value for the kernel to overwrite.
     let mut size: libc::winsize = unsafe { std::mem::zeroed() };
     // SAFETY: the request fills in one winsize, which outlives the call.
-    let asked = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &raw mut size) };
+    let asked = unsafe { libc::ioctl(descriptor, libc::TIOCGWINSZ, &raw mut size) };
     (asked == 0 && size.ws_row > 0 && size.ws_col > 0).then(|| (usize::from(size.ws_row), usize::from(size.ws_col)))
 }

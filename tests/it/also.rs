@@ -464,3 +464,28 @@ fn as_process_1_a_waiter_for_several_gives_the_command_its_signal_dispositions_b
     assert_eq!(within.exited(0).out(), plain.out());
     assert_eq!(sandbox.names(), [""; 0]);
 }
+
+#[test]
+fn of_a_file_system_that_is_not_local_the_warning_names_the_lock_that_is_there() {
+    let sandbox = Sandbox::new();
+    fs::create_dir(sandbox.path("mnt")).expect("a directory");
+    let script = "mount -t ramfs none mnt && exec \"$@\"";
+    let front = ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", script, "sh"];
+    let warning =
+        "not a local file system: other hosts do not see the guard; mount it without look-up and attribute caches";
+    for (arguments, name) in [
+        (&["-v", "--also", "mnt/b", "a", "true"][..], "mnt/b"),
+        (&["-v", "--also", "a", "mnt/b", "true"], "mnt/b"),
+        (&["-v", "mnt/b", "true"], "mnt/b"),
+        (&["acquire", "-v", "mnt/b"], "mnt/b"),
+    ] {
+        let finished = sandbox.withlock().args(arguments).through(front).run();
+        let said = finished.exited(0).err();
+        let warnings: Vec<&str> = said.lines().filter(|line| line.contains("not a local file system")).collect();
+        assert_eq!(warnings, [format!("withlock: {name}: {warning}")], "{arguments:?}");
+    }
+    for arguments in [&["-v", "--also", "b", "a", "true"][..], &["acquire", "-v", "a"]] {
+        let finished = sandbox.withlock().args(arguments).through(front).run();
+        assert!(!finished.exited(0).err().contains("not a local"), "{arguments:?}");
+    }
+}

@@ -11,7 +11,7 @@ use crate::harness::{Sandbox, age, eventually, inode, plant, planted, record, sl
 #[test]
 fn c37_nonsense_is_a_usage_error_before_anything_is_created_or_run() {
     let sandbox = Sandbox::new();
-    let options: [&[&str]; 22] = [
+    let options: [&[&str]; 25] = [
         &["-E", "600"],
         &["-E", "256"],
         &["-E", "-1"],
@@ -27,6 +27,9 @@ fn c37_nonsense_is_a_usage_error_before_anything_is_created_or_run() {
         &["--ttl", "0"],
         &["--ttl", "999ms"],
         &["--ttl", "-5"],
+        &["--ttl", "-1s"],
+        &["--mode", "-600"],
+        &["--max-hold", "-x"],
         &["--mode", "999"],
         &["--mode", "77777"],
         &["--max-hold", "x"],
@@ -268,6 +271,9 @@ fn on_busy_run_goes_on_without_the_lock_and_says_so_to_the_command() {
         sandbox.withlock().args(["-n", "--on-busy", "run"]).env("WITHLOCK_NONCE", "forged").lock().sh(print).run();
     finished.exited(4);
     assert_eq!(finished.out(), "degraded|unset|unset\n");
+    finished.one_line(&["running without the lock: /", "a.lock: held by "]);
+    let quiet = sandbox.withlock().args(["-q", "-n", "--on-busy", "run"]).lock().sh(print).run();
+    assert_eq!(quiet.exited(4).silent().out(), "degraded|unset|unset\n");
     assert_eq!(inode(&sandbox.lock()), before);
 }
 
@@ -328,4 +334,86 @@ fn what_a_service_manager_hands_to_its_process_by_number_is_the_commands() {
     // What was meant for another is left alone.
     let words = run("LISTEN_PID=1 WATCHDOG_PID=01");
     assert_eq!(words[..4], ["1", "01", "5", "2"]);
+}
+
+#[test]
+fn a_command_that_looks_like_an_option_has_dashes_right_before_it_or_is_a_mistake() {
+    let sandbox = Sandbox::new();
+    let no_option =
+        |word: &str| format!("withlock: '{word}' is no option; if it is the command, write: withlock LOCK -- {word}\n");
+    let exclusive = "withlock: -x: a lock is always exclusive: leave the option out\n".to_owned();
+    for (line, said) in [
+        (&["a.lock", "--no-wiat", "true"][..], no_option("--no-wiat")),
+        (&["-n", "a.lock", "--no-wiat", "true"], no_option("--no-wiat")),
+        (&["a.lock", "-z", "true"], no_option("-z")),
+        (&["a.lock", "-", "true"], no_option("-")),
+        (&["a.lock", "-n", "-z", "true"], no_option("-z")),
+        (&["--", "a.lock", "-z", "true"], no_option("-z")),
+        (&["a.lock", "-x", "true"], exclusive),
+        (&["--", "a.lock", "--"], "withlock: no command given; try: withlock --help\n".into()),
+    ] {
+        let finished = sandbox.withlock().args(line).run();
+        assert_eq!(finished.exited(64).err(), said, "{line:?}");
+        assert_eq!(sandbox.names(), [""; 0], "{line:?}");
+    }
+    for line in [
+        &["a.lock", "-n", "true"][..],
+        &["--", "a.lock", "true"],
+        &["--", "a.lock", "--", "true"],
+        &["-n", "--", "a.lock", "--", "true"],
+    ] {
+        sandbox.withlock().args(line).run().exited(0).silent();
+    }
+    // Only one more is no part of the command: it is there as it was written.
+    let printed = sandbox.withlock().args(["--", "a.lock", "--", "printf", "%s,", "--", "-x", "--"]).run();
+    assert_eq!(printed.exited(0).silent().out(), "--,-x,--,");
+    for (line, command) in [
+        (&["a.lock", "--", "--no-wiat"][..], "--no-wiat"),
+        (&["--", "a.lock", "--", "-z"], "-z"),
+        (&["a.lock", "--", "--", "true"], "--"),
+    ] {
+        let finished = sandbox.withlock().args(line).run();
+        assert_eq!(
+            finished.exited(127).err(),
+            format!("withlock: cannot run {command}: command not found\n"),
+            "{line:?}"
+        );
+    }
+}
+
+#[test]
+fn a_value_that_looks_like_an_option_is_said_to_be_a_wrong_value() {
+    let sandbox = Sandbox::new();
+    let no_time = |option: &str, value: &str| {
+        format!("withlock: {option} {value}: not a length of time (examples: 1.5 90s 500ms 1m30s 2h)\n")
+    };
+    for (arguments, line) in [
+        (&["--ttl", "-1s", "a.lock", "true"][..], no_time("--ttl", "-1s")),
+        (&["-w", "-1m", "a.lock", "true"], no_time("--wait", "-1m")),
+        (&["--max-hold", "-n", "a.lock", "true"], no_time("--max-hold", "-n")),
+        (&["--kill-after=-1s", "a.lock", "true"], no_time("--kill-after", "-1s")),
+        (&["--mode", "-600", "a.lock", "true"], "withlock: --mode -600: not an octal number up to 777\n".into()),
+        (&["acquire", "--ttl", "-1s", "a.lock"], no_time("--ttl", "-1s")),
+        (&["reclaim", "--older-than", "-1d", "."], no_time("--older-than", "-1d")),
+    ] {
+        let finished = sandbox.withlock().args(arguments).run();
+        assert_eq!(finished.exited(64).err(), line, "{arguments:?}");
+        assert_eq!(sandbox.names(), [""; 0], "{arguments:?}");
+    }
+    let quotes = "\"".repeat(600);
+    let finished = sandbox.withlock().args(["--label", &quotes, "a.lock", "true"]).run();
+    let most = "at most 1024 bytes; a control character counts for 6, a quote or a backslash for 2";
+    assert_eq!(finished.exited(64).err(), format!("withlock: --label: {most}\n"));
+}
+
+#[test]
+fn help_that_cannot_be_written_is_an_error_with_a_line() {
+    let sandbox = Sandbox::new();
+    for arguments in [&["--help"][..], &["--version"], &["inspect", "--help"]] {
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
+        let finished = sandbox.withlock().args(arguments).stdout(full).run();
+        let line = "withlock: standard output: cannot write: No space left on device\n";
+        assert_eq!(finished.exited(74).err(), line, "{arguments:?}");
+        assert!(!sandbox.withlock().args(arguments).run().exited(0).silent().out().is_empty());
+    }
 }

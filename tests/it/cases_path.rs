@@ -392,3 +392,37 @@ fn c15_a_record_is_valid_whatever_the_command_and_the_label_are_called() {
         fs::remove_file(&command).expect("the link goes");
     }
 }
+
+#[test]
+fn a_working_directory_that_was_removed_has_no_place_for_a_lock() {
+    let sandbox = Sandbox::new();
+    let removed = sandbox.sh("mkdir gone && cd gone && rmdir ../gone && exec \"$WL\" a.lock -- true").run();
+    let line = "withlock: a.lock: cannot be locked: the working directory was removed\n";
+    assert_eq!(removed.exited(73).err(), line);
+    let acquired = sandbox.sh("mkdir gone && cd gone && rmdir ../gone && exec \"$WL\" acquire a.lock").run();
+    assert_eq!((acquired.exited(73).err(), acquired.out()), (line.into(), String::new()));
+    assert_eq!(sandbox.names(), [""; 0]);
+}
+
+#[test]
+fn a_lock_of_a_newer_version_is_said_to_be_one_and_is_never_touched() {
+    let sandbox = Sandbox::new();
+    plant_bytes(&sandbox.lock(), b"{\"withlock\":2,\"nonce\":\"x\"}\n", 3_600_000);
+    let before = tree(&sandbox.work());
+    let newer = "a lock of a newer withlock (record version 2; this one reads 1)";
+    let locked = format!("withlock: a.lock: cannot be locked: {newer}\n");
+    let plainly = format!("withlock: a.lock: {newer}\n");
+    for (arguments, line) in [
+        (&["a.lock", "--", "true"][..], &locked),
+        (&["--also", "a.lock", "b.lock", "--", "true"], &locked),
+        (&["acquire", "a.lock"], &locked),
+        (&["break", "a.lock"], &plainly),
+        (&["break", "--force", "a.lock"], &plainly),
+    ] {
+        assert_eq!(&sandbox.withlock().args(arguments).run().exited(73).err(), line, "{arguments:?}");
+    }
+    let shown = sandbox.withlock().args(["inspect", "a.lock"]).run();
+    let text = shown.exited(0).silent().out();
+    assert!(text.contains(&format!("foreign: {newer}")) && !text.contains("not a withlock lock"), "{text}");
+    assert_eq!(tree(&sandbox.work()), before);
+}

@@ -449,3 +449,19 @@ fn c44_max_hold_ends_the_whole_tree_also_where_a_sandbox_knows_no_pidfd() {
         assert!(sandbox.names().is_empty(), "{calls} {error}: {:?}", sandbox.names());
     }
 }
+
+#[test]
+fn a_broken_pipe_does_not_end_the_wait_and_is_for_the_command() {
+    let sandbox = Sandbox::new();
+    let mut gate = sandbox.gate();
+    let holder = sandbox.withlock().lock().sh(gate.script()).start();
+    gate.wait_inside();
+    let waiter = sandbox.withlock().lock().args(["--", "sleep", "1000"]).start();
+    waiter.wait_asleep_in_flock();
+    waiter.send(Signal::SIGPIPE);
+    waiter.wait_asleep_in_flock();
+    gate.open();
+    holder.wait().exited(0).silent();
+    waiter.wait().exited(141).silent();
+    assert_eq!(sandbox.names(), [""; 0]);
+}

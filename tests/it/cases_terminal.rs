@@ -270,6 +270,32 @@ fn a_long_wait_on_a_terminal_shows_who_holds_the_lock() {
 }
 
 #[test]
+fn a_long_wait_on_a_narrow_terminal_is_one_row_that_is_drawn_anew() {
+    const COLUMNS: u16 = 40;
+    let sandbox = Sandbox::new();
+    let mut gate = sandbox.gate();
+    let holder = sandbox.withlock().lock().sh(gate.script()).start();
+    gate.wait_inside();
+    // Its width is that of standard error: standard output is elsewhere.
+    let waiter = sandbox.withlock().args(["a.lock", "--", "true"]);
+    let elsewhere = waiter.through(["/bin/sh", "-c", "exec \"$0\" \"$@\" >/dev/null"]);
+    let (mut terminal, waiter) = Terminal::with_columns(COLUMNS, elsewhere);
+    for _ in 0..3 {
+        terminal.expect("\r\x1b[Kwithlock: a.lock: waiting for ");
+    }
+    gate.open();
+    holder.wait().exited(0);
+    waiter.wait().exited(0);
+    let shown = terminal.shown();
+    let drawn: Vec<&str> = shown.split("\r\x1b[K").collect();
+    let (rows, ends) = (&drawn[1..drawn.len() - 1], [drawn[0], drawn[drawn.len() - 1]]);
+    assert!(rows.len() >= 3 && ends == ["", ""], "{shown:?}");
+    for row in rows {
+        assert_eq!(row.chars().count(), usize::from(COLUMNS) - 1, "{row:?}");
+    }
+}
+
+#[test]
 fn a_signal_that_the_terminal_did_not_send_is_passed_on_there_too() {
     let sandbox = Sandbox::new();
     let mut gate = sandbox.gate();

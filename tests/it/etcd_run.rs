@@ -162,6 +162,15 @@ fn what_is_no_lock_is_refused_and_left_alone() {
         .exited(73)
         .one_line(&["/config: cannot be locked: not a withlock lock"]);
     assert_eq!(cluster.ctl(&["get", "--print-value-only", "config"]).out(), "{\"a\":1}\n");
+    cluster.ctl(&["put", "newer", "{\"withlock\":2}"]);
+    let lock = cluster.lock("newer");
+    let newer = "a lock of a newer withlock (record version 2; this one reads 1)";
+    let refused = sandbox.withlock().arg(&lock).args(TRUE).run();
+    assert_eq!(refused.exited(73).err(), format!("withlock: {lock}: cannot be locked: {newer}\n"));
+    let nonce = "0123456789abcdef0123456789abcdef";
+    let lost = sandbox.withlock().args(["renew", "--nonce", nonce, &lock]).run();
+    let line = format!("withlock: {lock}: not held with nonce {nonce}: {newer} is there instead\n");
+    assert_eq!(lost.exited(76).err(), line);
     assert_eq!(cluster.leases(), 0);
 }
 

@@ -510,7 +510,8 @@ fn the_longest_record_is_within_what_a_reader_reads_and_so_is_each_beginning_of_
 #[test]
 fn a_label_or_a_command_that_would_make_a_record_too_long_is_refused_or_cut() {
     let sandbox = Sandbox::new();
-    let line = "withlock: --label: at most 1024 bytes; a control character counts for 6\n";
+    let line =
+        "withlock: --label: at most 1024 bytes; a control character counts for 6, a quote or a backslash for 2\n";
     for (unit, most) in [("\u{1}", 170), ("\"", 512), ("x", 1_024), ("\u{e4}", 512)] {
         let run = |count: usize| {
             let label = unit.repeat(count);

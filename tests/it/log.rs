@@ -206,7 +206,11 @@ fn a_log_that_cannot_be_opened_is_one_error_before_anything_is_created() {
         (".", 73, ".: cannot be opened for --log-json: Is a directory"),
         ("fifo/log", 73, "fifo/log: cannot be opened for --log-json: Not a directory"),
         ("fifo", 74, "fifo: cannot be opened for --log-json: a FIFO that nobody reads, or a socket"),
-        ("shut/log", 77, "shut/log: cannot be opened for --log-json: Permission denied"),
+        (
+            "shut/log",
+            77,
+            "shut/log: cannot be opened for --log-json: Permission denied (directory shut belongs to root, mode 0555; ",
+        ),
         ("7", 74, "descriptor 7: cannot be opened for --log-json: not open for writing"),
         ("0", 74, "descriptor 0: cannot be opened for --log-json: not open for writing"),
         ("99999999999", 64, "--log-json 99999999999: not the number of a descriptor"),

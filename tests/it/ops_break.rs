@@ -460,6 +460,14 @@ fn a_reason_that_a_record_cannot_keep_is_a_usage_error_before_anything_is_done()
 }
 
 #[test]
+fn a_name_that_is_too_long_for_any_file_is_not_said_to_be_a_lock_that_cannot_be_taken() {
+    let sandbox = Sandbox::new();
+    let name = "n".repeat(256);
+    let finished = sandbox.withlock().args(["break", &name]).run();
+    assert_eq!(finished.exited(73).err(), format!("withlock: {name}: cannot look at it: File name too long\n"));
+}
+
+#[test]
 fn a_lock_that_may_not_be_read_is_not_said_to_have_another_nonce() {
     let sandbox = Sandbox::new();
     let record = planted(60_000);

@@ -203,10 +203,11 @@ fn where_it_may_not_be_looked_reclaim_says_so_and_not_that_nothing_is_there() {
     let whose = "(directory d belongs to root, mode 0700; we are uid 65534)";
     let inside = "(directory d belongs to root, mode 0744; we are uid 65534)";
     let listed = format!("no permission to list its directory: Permission denied {whose}");
+    let itself = format!("no permission to list it: Permission denied {whose}");
     let looked = format!("no permission to look at it: Permission denied {inside}");
     let slot = format!("d/{}", slot.file_name().expect("a name").display());
     for (mode, path, line) in [
-        (0o700, "d", &listed),
+        (0o700, "d", &itself),
         (0o711, "d/a.lock", &listed.replace("0700", "0711")),
         // Its names can be read, and no more: each may be a directory full of quarantines.
         (0o744, "d/a.lock", &looked),
@@ -215,9 +216,84 @@ fn where_it_may_not_be_looked_reclaim_says_so_and_not_that_nothing_is_there() {
         sandbox.chmod(&dir, mode);
         let run = by_nobody(&sandbox, &["reclaim", path]).run();
         run.exited(77);
-        // Of a directory the error is about what would be in it.
-        let said = run.err();
-        assert!(said.starts_with(&format!("withlock: {path}")) && said.ends_with(&format!(": {line}\n")), "{said}");
-        assert_eq!((run.out().as_str(), said.lines().count()), ("", 1), "{mode:o} {path}");
+        assert_eq!((run.err(), run.out().as_str()), (format!("withlock: {path}: {line}\n"), ""), "{mode:o} {path}");
     }
+}
+
+#[test]
+fn a_directory_that_cannot_be_listed_is_named_as_it_was_and_nothing_that_would_be_in_it() {
+    let sandbox = Sandbox::new();
+    scene(&sandbox, 0o700);
+    let refused =
+        "no permission to list it: Permission denied (directory d belongs to root, mode 0700; we are uid 65534)";
+    for (path, code, line) in [
+        ("none/", 73, "no such directory: none"),
+        (
+            "d/a.lock/",
+            77,
+            "no permission to use directory d/a.lock: Permission denied (directory d belongs to root, mode 0700; we are uid 65534)",
+        ),
+        ("d", 77, refused),
+        ("d/", 77, refused),
+    ] {
+        for command in ["inspect", "reclaim"] {
+            let line = format!("{path}: {line}");
+            let run = by_nobody(&sandbox, &[command, path]).run();
+            assert_eq!(
+                (run.exited(code).err(), run.out()),
+                (format!("withlock: {line}\n"), String::new()),
+                "{command}"
+            );
+            let run = by_nobody(&sandbox, &[command, "--json", path]).run();
+            let document: serde_json::Value = serde_json::from_slice(&run.exited(code).stdout).expect("a document");
+            let problem = &document["errors"][0];
+            assert_eq!((&problem["path"], &problem["error"]), (&path.into(), &line.into()), "{command}");
+        }
+    }
+}
+
+#[test]
+fn whoever_may_not_go_on_to_a_directory_is_told_which_one_on_the_way_refused() {
+    let sandbox = Sandbox::new();
+    scene(&sandbox, 0o700);
+    std::fs::create_dir_all(sandbox.path("open/log")).expect("directories");
+    for (path, mode) in [("open", 0o755), ("open/log", 0o755)] {
+        sandbox.chmod(sandbox.path(path), mode);
+    }
+    std::fs::write(sandbox.path("open/file"), "").expect("a file");
+    std::os::unix::fs::symlink("../d/sub", sandbox.path("open/link")).expect("a link");
+    let before = tree(&sandbox.work());
+    let shut = "(directory d belongs to root, mode 0700; we are uid 65534)";
+    let open = "(directory open belongs to root, mode 0755; we are uid 65534)";
+    let no_log = |path: &str| format!("{path}: cannot be opened for --log-json: Permission denied");
+    let fence = ["--fence", "d/sub", "a.lock", "true"];
+    for (arguments, line) in [
+        (&["d/sub/a", "true"][..], format!("d/sub/a: no permission to use directory d/sub: Permission denied {shut}")),
+        (&["d/x/y/a", "true"], format!("d/x/y/a: no permission to use directory d/x/y: Permission denied {shut}")),
+        (
+            &["-p", "open/x/a", "true"],
+            format!("open/x/a: no permission to make directory open/x: Permission denied {open}"),
+        ),
+        (
+            &["-p", "open/x/y/a", "true"],
+            format!("open/x/y/a: no permission to make directory open/x/y: Permission denied {open}"),
+        ),
+        // What is beyond a link is not looked for.
+        (
+            &["open/link/a", "true"],
+            "open/link/a: no permission to use directory open/link: Permission denied (we are uid 65534)".into(),
+        ),
+        (&["reserve", "d/sub"], format!("d/sub: no permission to use directory d/sub: Permission denied {shut}")),
+        (&fence, format!("d/sub: no permission to use directory d/sub: Permission denied {shut}")),
+        (&["--log-json", "d/log", "a.lock", "true"], format!("{} {shut}", no_log("d/log"))),
+        (&["--log-json", "open/new", "a.lock", "true"], format!("{} {open}", no_log("open/new"))),
+        (
+            &["--log-json", "open/file", "a.lock", "true"],
+            format!("{} (it belongs to root, mode 0644; we are uid 65534)", no_log("open/file")),
+        ),
+    ] {
+        let run = by_nobody(&sandbox, arguments).run();
+        assert_eq!(run.exited(77).err(), format!("withlock: {line}\n"), "{arguments:?}");
+    }
+    assert_eq!(tree(&sandbox.work()), before);
 }

@@ -9,6 +9,7 @@ use withlock::store::Place;
 use withlock::store::handed::{self, Handed};
 use withlock::sys::hook::{self, Step};
 
+use crate::cases_path::on_read_only;
 use crate::harness::{
     Finished, Run, Sandbox, age, claims_in, mtime, plant, plant_bytes, planted, record, set_mtime, slots, tree,
 };
@@ -157,9 +158,55 @@ fn what_is_no_lock_of_anybodys_is_told_apart_and_never_touched() {
     plant_bytes(&sandbox.lock(), b"#!/bin/sh\nprecious\n", 90_000);
     let before = tree(&sandbox.work());
     for what in ["renew", "release"] {
-        by_nonce(&sandbox, what, NOBODYS).exited(73).one_line(&["not a withlock lock"]);
+        by_nonce(&sandbox, what, NOBODYS).exited(76).one_line(&["a regular file that is no lock is there instead"]);
     }
     acquire(&sandbox).arg("-n").lock().run().exited(73).one_line(&["not a withlock lock"]);
+    assert_eq!(tree(&sandbox.work()), before);
+}
+
+#[test]
+fn a_lock_whose_place_is_taken_by_something_else_or_gone_is_lost_to_renew_release_and_check_alike() {
+    let sandbox = Sandbox::new();
+    std::fs::create_dir(sandbox.path("dir")).expect("a directory");
+    std::os::unix::fs::symlink("dir/none", sandbox.path("link")).expect("a link");
+    nix::unistd::mkfifo(&sandbox.path("fifo"), nix::sys::stat::Mode::from_bits_truncate(0o600)).expect("a FIFO");
+    plant_bytes(&sandbox.path("data"), b"precious\n", 0);
+    plant_bytes(&sandbox.path("newer"), b"{\"withlock\":2,\"nonce\":\"x\"}\n", 0);
+    let long = "n".repeat(256);
+    let before = tree(&sandbox.work());
+    for (lock, found) in [
+        ("dir", "a directory is there instead"),
+        ("link", "a symbolic link is there instead"),
+        ("fifo", "a FIFO is there instead"),
+        ("data", "a regular file that is no lock is there instead"),
+        ("newer", "a lock of a newer withlock (record version 2; this one reads 1) is there instead"),
+        ("gone/a.lock", "no such directory: gone"),
+        ("data/a.lock", "cannot use directory data: Not a directory"),
+        (&long, "cannot look at it: File name too long"),
+    ] {
+        for (what, words) in [
+            ("renew", format!("not held with nonce {NOBODYS}")),
+            ("release", format!("not held with nonce {NOBODYS}")),
+            ("check", "not held".to_owned()),
+        ] {
+            let finished = sandbox.withlock().args([what, "--nonce", NOBODYS, lock]).run();
+            assert_eq!(finished.exited(76).err(), format!("withlock: {lock}: {words}: {found}\n"), "{what}");
+        }
+    }
+    assert_eq!(tree(&sandbox.work()), before);
+}
+
+#[test]
+fn a_renewal_that_a_read_only_file_system_refuses_is_not_said_to_be_a_lock_that_cannot_be_taken() {
+    let sandbox = Sandbox::new();
+    let dir = sandbox.path("ro");
+    std::fs::create_dir(&dir).expect("a directory");
+    let mine = planted(3_600_000);
+    plant(&dir.join("a.lock"), &mine, 0);
+    let before = tree(&sandbox.work());
+    let run = sandbox.withlock().args(["renew", "--nonce", mine.nonce.as_str(), "ro/a.lock"]);
+    let finished = on_read_only(run, &dir).run();
+    assert_eq!(finished.exited(73).err(), "withlock: ro/a.lock: the file system is read-only\n");
     assert_eq!(tree(&sandbox.work()), before);
 }
 

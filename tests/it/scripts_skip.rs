@@ -137,3 +137,13 @@ fn a_condition_that_fails_with_whatever_status_says_that_the_command_is_needed()
     let run = sandbox.withlock().args(["--skip-if", "kill -KILL $$"]).lock().args(["--", "echo", "ran"]).run();
     assert_eq!(run.exited(137).out(), "");
 }
+
+#[test]
+fn an_empty_condition_is_a_mistake_and_nothing_is_made_or_run() {
+    let sandbox = Sandbox::new();
+    for condition in ["", " ", "\t\n"] {
+        let finished = sandbox.withlock().args(["--skip-if", condition]).lock().args(["--", "touch", "ran"]).run();
+        assert_eq!(finished.exited(64).err(), "withlock: --skip-if: the condition is empty\n", "{condition:?}");
+        assert_eq!(sandbox.names(), [""; 0], "{condition:?}");
+    }
+}

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-use crate::record::{self, Content, Record};
+use crate::record::{self, Content, Foreign, Record};
 use crate::store::Fault;
 
 use super::client::{Client, Failure};
@@ -52,28 +52,30 @@ impl Place {
 
     /// What a key's value is, or why it is no lock.
     pub(super) fn read(&self, found: &KeyValue) -> Result<Epoch, Fault> {
-        let cannot = |why: String| Fault::CannotTake { path: self.lock.clone(), why };
-        let value = found.value.0.as_slice();
-        match record::classify(value, value.len() as u64) {
-            Content::Record(mut record) => {
-                record.fence = u64::try_from(found.create_revision.0).ok();
-                Ok(Epoch {
-                    record: *record,
-                    create_revision: found.create_revision.0,
-                    mod_revision: found.mod_revision.0,
-                    lease: found.lease.0,
-                })
-            }
-            Content::Newer(version) => Err(cannot(format!(
-                "not a withlock lock: a lock of a newer withlock (record version {version}; this one reads 1)"
-            ))),
-            Content::Blank | Content::Foreign => Err(cannot("not a withlock lock: a key with another value".into())),
-        }
+        classify(found).map_err(|what| Fault::CannotTake { path: self.lock.clone(), why: what.refusal() })
     }
 
     /// The key of a quarantine of this lock.
     pub(super) fn slot_key(&self, record: &Record) -> Vec<u8> {
         record::SlotName::of(record).file_name(OsStr::from_bytes(&self.key)).as_bytes().to_vec()
+    }
+}
+
+/// What a key's value is.
+pub(super) fn classify(found: &KeyValue) -> Result<Epoch, Foreign> {
+    let value = found.value.0.as_slice();
+    match record::classify(value, value.len() as u64) {
+        Content::Record(mut record) => {
+            record.fence = u64::try_from(found.create_revision.0).ok();
+            Ok(Epoch {
+                record: *record,
+                create_revision: found.create_revision.0,
+                mod_revision: found.mod_revision.0,
+                lease: found.lease.0,
+            })
+        }
+        Content::Newer(version) => Err(Foreign::Newer(version)),
+        Content::Blank | Content::Foreign => Err(Foreign::NoLock("a key with another value".into())),
     }
 }
 

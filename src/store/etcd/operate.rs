@@ -18,7 +18,7 @@ use crate::sys::sleep::Sleeper;
 use super::client::{Client, Failure, PATIENCE_MS};
 use super::contender::{ask, place};
 use super::held::Mine;
-use super::key::{Epoch, Place, Rest, rest};
+use super::key::{Epoch, Place, Rest, classify, rest};
 use super::lease::{Lease, fresh_id};
 use super::wire::{self, KeyValue};
 
@@ -58,12 +58,11 @@ impl EtcdService {
         let key = self.place.key.clone();
         let range = self.ask(move |client| client.ask::<wire::Range>("kv/range", &wire::range(&key), PATIENCE_MS))?;
         let Some(found) = range.value.kvs.first() else { return Ok(Err("nobody holds it".into())) };
-        match self.place.read(found) {
-            Ok(epoch) if epoch.record.nonce == *nonce => Ok(Ok(epoch)),
-            Ok(epoch) => Ok(Err(format!("another holds it (nonce {})", epoch.record.nonce))),
-            Err(Fault::CannotTake { .. }) => Ok(Err("its key has another value".into())),
-            Err(fault) => Err(fault),
-        }
+        Ok(match classify(found) {
+            Ok(epoch) if epoch.record.nonce == *nonce => Ok(epoch),
+            Ok(epoch) => Err(format!("another holds it (nonce {})", epoch.record.nonce)),
+            Err(what) => Err(format!("{what} is there instead")),
+        })
     }
 
     fn mine(&self, epoch: Epoch) -> Mine {
@@ -78,12 +77,9 @@ impl EtcdService {
     /// What a key's value says, for people.
     fn examine(&self, found: &KeyValue) -> Result<Look, Fault> {
         let mut look = Look { name: self.name_of(&found.key.0), found: None, foreign: None, quarantine: Vec::new() };
-        match self.place.read(found) {
+        match classify(found) {
             Ok(epoch) => look.found = Some(self.found(epoch)?),
-            Err(Fault::CannotTake { why, .. }) => {
-                look.foreign = Some(why.strip_prefix("not a withlock lock: ").unwrap_or(&why).to_owned());
-            }
-            Err(fault) => return Err(fault),
+            Err(what) => look.foreign = Some(what),
         }
         Ok(look)
     }

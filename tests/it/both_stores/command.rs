@@ -61,9 +61,15 @@ pub(super) const BEHAVIOURS: &[Behaviour] = &[
             ("./plain", 126, "Permission denied"),
             ("./dir", 126, "Permission denied"),
             ("/dev/null", 126, "Permission denied"),
+            ("./plain/x", 126, "Not a directory"),
         ] {
-            stage.run(&[]).args(["--", command]).run().exited(code).one_line(&[command, why]);
+            let finished = stage.run(&[]).args(["--", command]).run();
+            assert_eq!(finished.exited(code).err(), format!("withlock: cannot run {command}: {why}\n"));
             stage.nothing_is_left();
+        }
+        // What is no directory is passed over where the command is searched for.
+        for (command, code) in [("true", 0), ("no-such-command", 127)] {
+            stage.run(&[]).args(["--", command]).env("PATH", "./plain:/usr/bin:/bin:./plain").run().exited(code);
         }
     }),
     ("a script without an interpreter line runs as from a shell", |stage| {

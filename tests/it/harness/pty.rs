@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::pty::openpty;
+use nix::pty::{Winsize, openpty};
 
 use super::events::{DEADLINE, readable_within};
 use super::run::{Run, Running};
@@ -22,7 +22,18 @@ impl Terminal {
     /// Starts `run` as the leader of a new session whose controlling terminal is a new one.
     #[track_caller]
     pub(crate) fn start(run: Run<'_>) -> (Terminal, Running) {
-        let pty = openpty(None, None).expect("a pseudo-terminal");
+        Terminal::of_size(None, run)
+    }
+
+    /// The same on a terminal that has so many columns.
+    #[track_caller]
+    pub(crate) fn with_columns(columns: u16, run: Run<'_>) -> (Terminal, Running) {
+        Terminal::of_size(Some(Winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }), run)
+    }
+
+    #[track_caller]
+    fn of_size(size: Option<Winsize>, run: Run<'_>) -> (Terminal, Running) {
+        let pty = openpty(&size, None).expect("a pseudo-terminal");
         // Close-on-exec: a program that kept the master open would never be hung up on.
         fcntl(&pty.master, FcntlArg::F_SETFD(nix::fcntl::FdFlag::FD_CLOEXEC)).expect("close-on-exec");
         fcntl(&pty.master, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).expect("non-blocking");
