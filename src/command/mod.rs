@@ -112,9 +112,8 @@ fn subordinate(subcommand: Sub, on_entry: &OnEntry) -> anyhow::Result<u8> {
 /// clap's errors in our one-line form; help and version go to standard output.
 fn usage_error(error: &clap::Error) -> anyhow::Result<u8> {
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
-        let text = error.render().to_string();
-        let written = std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes());
-        return Ok(if written.is_ok() { 0 } else { Exit::Io.code() });
+        write(error.render().to_string().as_bytes())?;
+        return Ok(0);
     }
     if let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg)
         && let Some(declined) = declined(option)
