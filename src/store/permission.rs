@@ -71,7 +71,8 @@ fn is_fixed(dir: &Dir, name: &OsStr) -> Option<String> {
     Some(format!("it is {word}; nobody may before root has changed that (chattr -{letter})"))
 }
 
-fn whose(stat: &Stat) -> String {
+/// Whose it is and who we are, for the brackets after what we may not.
+pub fn whose(stat: &Stat) -> String {
     format!("it belongs to {}, mode {:04o}; we are uid {}", owner(stat.uid), stat.mode, process::effective_uid())
 }
 
