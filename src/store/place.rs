@@ -130,10 +130,17 @@ impl Place {
     pub fn change_fault(&self, doing: &'static str, errno: Errno) -> Fault {
         match errno {
             Errno::EROFS => self.cannot("the file system is read-only"),
-            Errno::ENOENT => self.cannot(format!("no such directory: {}", Shown::os(self.parent()))),
-            Errno::ENAMETOOLONG | Errno::EINVAL | Errno::EILSEQ | Errno::EISDIR | Errno::ELOOP | Errno::ENOTDIR => {
-                self.cannot(format!("cannot {doing}: {}", describe(errno)))
+            Errno::ENOENT if self.dir.is_removed() => {
+                self.cannot(format!("no such directory: {}", Shown::os(self.parent())))
             }
+            // It is there, but takes no such name: /proc.
+            Errno::ENOENT
+            | Errno::ENAMETOOLONG
+            | Errno::EINVAL
+            | Errno::EILSEQ
+            | Errno::EISDIR
+            | Errno::ELOOP
+            | Errno::ENOTDIR => self.cannot(format!("cannot {doing}: {}", describe(errno))),
             _ => self.fault(doing, errno),
         }
     }

@@ -264,6 +264,11 @@ impl Dir {
         again(|| fstat(&self.0)).map(Stat::from)
     }
 
+    /// Whether it has been removed: it has no link left, or cannot be asked any more.
+    pub fn is_removed(&self) -> bool {
+        !matches!(again(|| fstat(&self.0)), Ok(stat) if stat.st_nlink > 0)
+    }
+
     /// Whether names may be made and removed here: EACCES, EPERM or EROFS if not.
     pub fn may_write(&self) -> Result<()> {
         again(|| faccessat(&self.0, ".", AccessFlags::W_OK | AccessFlags::X_OK, AtFlags::AT_EACCESS))

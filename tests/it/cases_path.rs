@@ -188,6 +188,22 @@ fn c10_missing_parents_are_made_only_when_asked_for() {
 }
 
 #[test]
+fn c10_a_directory_that_is_there_but_takes_no_lock_is_not_said_to_be_missing() {
+    let sandbox = Sandbox::new();
+    let finished = sandbox.withlock().args(["-n", "/proc/withlock-test.lock", "--", "true"]).run();
+    let line = "withlock: /proc/withlock-test.lock: cannot be locked: cannot create it: No such file or directory\n";
+    assert_eq!(finished.exited(73).err(), line);
+    // One that has been removed under a waiter is.
+    fs::create_dir(sandbox.path("dir")).expect("a directory");
+    plant(&sandbox.path("dir/a.lock"), &planted(3_600_000), 0);
+    let waiter = sandbox.withlock().arg("dir/a.lock").args(["--", "true"]).start();
+    waiter.wait_for_stderr("waiting");
+    fs::remove_dir_all(sandbox.path("dir")).expect("rm");
+    let finished = waiter.wait();
+    finished.exited(73).says(&["dir/a.lock: cannot be locked: no such directory: dir\n"]);
+}
+
+#[test]
 fn c10_a_directory_removed_while_held_is_reported_and_not_made_again() {
     // `exec sleep`: the command goes on, so that it is the loss that ends it.
     for (body, what) in [("rm -r dir; exec sleep 1000", "the command goes on"), ("rm -r dir", "the command ends")] {
