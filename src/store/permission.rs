@@ -38,10 +38,10 @@ pub fn may_not_remove(place: &Place, found: &Quarantine) -> Option<String> {
 
 /// Why no name in the lock's directory can be made or taken away by us.
 fn may_not_change(place: &Place) -> Option<String> {
-    let parent = Shown::os(place.parent());
-    if let Some(why) = is_fixed(&place.dir, OsStr::new(".")) {
-        return Some(format!("directory {parent}: {why}"));
+    if let Some(why) = is_directory_fixed(place) {
+        return Some(why);
     }
+    let parent = Shown::os(place.parent());
     // Any other error says nothing of permission.
     let errno = place.dir.may_write().err().filter(|errno| is_refusal(*errno))?;
     let why = format!("directory {parent} may not be changed: {}", describe(errno));
@@ -61,6 +61,16 @@ fn may_not_empty(inside: &Dir, slot: &Stat) -> Option<String> {
         }
         _ => is_fixed(inside, OsStr::new(QUARANTINED)),
     }
+}
+
+/// Why nobody, not even root, could take the lock off its path.
+pub(super) fn is_kept(place: &Place) -> Option<String> {
+    is_directory_fixed(place).or_else(|| is_fixed(&place.dir, &place.name))
+}
+
+fn is_directory_fixed(place: &Place) -> Option<String> {
+    let why = is_fixed(&place.dir, OsStr::new("."))?;
+    Some(format!("directory {}: {why}", Shown::os(place.parent())))
 }
 
 fn is_fixed(dir: &Dir, name: &OsStr) -> Option<String> {

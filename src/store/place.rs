@@ -12,6 +12,7 @@ use crate::sys::{Errno, describe, process, user};
 use crate::text::Shown;
 
 use super::Fault;
+use super::permission::is_kept;
 
 /// A lock path: its directory, by descriptor, and its name in it.
 ///
@@ -145,8 +146,14 @@ impl Place {
         }
     }
 
-    /// "No permission", with owner and mode of the directory and our own uid.
+    /// "No permission", with owner and mode of the directory and our own uid; or with what keeps root out as well.
     pub fn not_permitted(&self, doing: &str, errno: Errno) -> Fault {
+        if errno == Errno::EPERM
+            && let Some(why) = is_kept(self)
+        {
+            let why = format!("no permission to {doing}: {why}");
+            return Fault::NotPermitted { path: self.shown().to_vec(), why };
+        }
         let parent = Shown::os(self.parent());
         let dir = match self.dir.stat() {
             Ok(stat) => format!("directory {parent} belongs to {}, mode {:04o}", owner(stat.uid), stat.mode),
