@@ -11,7 +11,7 @@ use crate::sys::keeper::{Side, Watched, split_off};
 use crate::sys::lookout::Word;
 use crate::sys::output::{answer, complain};
 use crate::sys::signal::OnEntry;
-use crate::sys::{describe, output, process};
+use crate::sys::{Errno, describe, output, process};
 use crate::text::{Shown, duration};
 
 use super::System;
@@ -32,7 +32,11 @@ pub(super) fn acquire(given: Acquire, on_entry: &OnEntry) -> anyhow::Result<u8> 
         return Ok(Exit::Io.code());
     }
     // From here on its pid may be given to another: what is watched is this one.
-    let watched = pid.map(Watched::open).transpose().map_err(|errno| System::new("watch the process", errno))?;
+    let watched = pid.map(Watched::open).transpose().map_err(|errno| match errno {
+        // It is there, but where /proc is not mounted, or hides it, nothing tells since when.
+        Errno::ENOENT => System::new("find the process in /proc", errno),
+        errno => System::new("watch the process", errno),
+    })?;
     let place = store::find(&given.lock, lease.parents)?;
     let mut store = store::open(&given.lock, place, &access, on_entry)?;
     let (owner_pid, owner) = match &watched {
@@ -161,7 +165,7 @@ struct WhileWanted<'a> {
 impl Store for WhileWanted<'_> {
     fn attempt(&mut self, offer: &Offer) -> Result<Attempt, Fault> {
         if self.watched.is_some_and(Watched::has_ended) {
-            let errno = crate::sys::Errno::ESRCH;
+            let errno = Errno::ESRCH;
             return Err(Fault::System {
                 path: Vec::new(),
                 doing: "go on: the process that the lock is for has ended",

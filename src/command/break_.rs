@@ -263,7 +263,9 @@ impl Job<'_> {
         } else if self.reason.is_some() {
             complain(&format!("{}: no room for more than the record: the reason is not kept", self.path()));
         }
-        self.say(0, &format!("{}: ended{consequence}\n{}", self.path(), self.story(judged, &lies_at)))
+        let line = format!("{}: ended{consequence}", self.path());
+        // It is ended all the same, and an exit code other than 0 must not say that it is not.
+        self.say(0, &format!("{line}\n{}", self.story(judged, &lies_at))).inspect_err(|_| complain(&line))
     }
 
     /// What would be done, by the signs that can be seen without touching anything.

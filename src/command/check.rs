@@ -9,6 +9,7 @@ use crate::lease::{Verdict, judge};
 use crate::options::{self, Usage, is_among};
 use crate::record::{Guard, Nonce};
 use crate::store::look::contest;
+use crate::store::permission::whose;
 use crate::store::{self, Fault, Known, Place, Seen, Service};
 use crate::sys::clock::wall;
 use crate::sys::guard::Guarded;
@@ -89,7 +90,10 @@ fn why_not(place: &Place, nonce: Option<&Nonce>, others: &OsStr) -> Result<Optio
         (Some(record), _) if nonce == Some(&record.nonce) || is_among(others, &record.nonce) => record,
         _ if nonce.is_none() => return Ok(Some(RUN_WITHOUT.into())),
         (Some(record), _) => return Ok(Some(format!("another holds it now (nonce {})", record.nonce))),
-        (None, Known::Unreadable) => return Ok(Some("we may not read the file that is there".into())),
+        (None, Known::Unreadable) => {
+            let why = format!("cannot tell whether it is held: we may not read it ({})", whose(&epoch.stat));
+            return Err(Fault::NotPermitted { path: place.shown().to_vec(), why });
+        }
         (None, _) => return Ok(Some("the file there has no record".into())),
     };
     let now = wall();

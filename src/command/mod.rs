@@ -115,8 +115,7 @@ fn subordinate(subcommand: Sub, on_entry: &OnEntry) -> anyhow::Result<u8> {
 /// clap's errors in our one-line form; help and version go to standard output.
 fn usage_error(error: &clap::Error) -> anyhow::Result<u8> {
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
-        let text = error.render().to_string();
-        write(text.as_bytes())?;
+        write(error.render().to_string().as_bytes())?;
         return Ok(0);
     }
     if let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg)

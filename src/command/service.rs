@@ -118,7 +118,12 @@ impl Breaking<'_> {
             ));
         }
         match self.service.end(&seen.name, found, &self.claim(found), self.asked.keep)? {
-            Ended::Done(lies_at) => self.say(&format!("{path}: ended\n{}", self.story(&found.record, Some(&lies_at)))),
+            Ended::Done(lies_at) => {
+                let line = format!("{path}: ended");
+                // It is ended all the same, and an exit code other than 0 must not say that it is not.
+                self.say(&format!("{line}\n{}", self.story(&found.record, Some(&lies_at))))
+                    .inspect_err(|_| complain(&line))
+            }
             Ended::Gone => self.refuse("the epoch that was looked at has ended"),
         }
     }

@@ -13,6 +13,7 @@ use crate::sys::{Errno, sleep};
 
 use super::end::{Basis, End, Ending, VETO_PATIENCE_MS, end};
 use super::held::FileHeld;
+use super::permission::is_kept;
 use super::place::{Epoch, Known, Place, Seen};
 use super::{Fault, reclaim};
 
@@ -101,7 +102,7 @@ pub fn release(place: &Place, nonce: Nonce) -> Result<Handed, Fault> {
             }
             End::Vetoed if guard == Guard::Inherited => return Ok(Handed::left_to_command()),
             End::Vetoed => return Ok(Handed::NotNow("a process has its guard".into())),
-            End::MayNot(why) => return Ok(Handed::MayNot(why)),
+            End::MayNot(why) => return Ok(Handed::MayNot(is_kept(place).unwrap_or(why))),
             End::Gone | End::Claimed | End::NotStale { .. } if boot_ms() < until_ms => sleep::pause(10),
             End::Gone | End::Claimed | End::NotStale { .. } => {
                 return Ok(Handed::NotNow("another process is ending it".into()));

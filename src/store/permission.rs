@@ -38,10 +38,10 @@ pub fn may_not_remove(place: &Place, found: &Quarantine) -> Option<String> {
 
 /// Why no name in the lock's directory can be made or taken away by us.
 fn may_not_change(place: &Place) -> Option<String> {
-    let parent = Shown::os(place.parent());
-    if let Some(why) = is_fixed(&place.dir, OsStr::new(".")) {
-        return Some(format!("directory {parent}: {why}"));
+    if let Some(why) = is_directory_fixed(place) {
+        return Some(why);
     }
+    let parent = Shown::os(place.parent());
     // Any other error says nothing of permission.
     let errno = place.dir.may_write().err().filter(|errno| is_refusal(*errno))?;
     let why = format!("directory {parent} may not be changed: {}", describe(errno));
@@ -63,6 +63,16 @@ fn may_not_empty(inside: &Dir, slot: &Stat) -> Option<String> {
     }
 }
 
+/// Why nobody, not even root, could take the lock off its path.
+pub(super) fn is_kept(place: &Place) -> Option<String> {
+    is_directory_fixed(place).or_else(|| is_fixed(&place.dir, &place.name))
+}
+
+fn is_directory_fixed(place: &Place) -> Option<String> {
+    let why = is_fixed(&place.dir, OsStr::new("."))?;
+    Some(format!("directory {}: {why}", Shown::os(place.parent())))
+}
+
 fn is_fixed(dir: &Dir, name: &OsStr) -> Option<String> {
     let (word, letter) = match fixed(dir, name)? {
         Fixed::Immutable => ("immutable", 'i'),
@@ -71,7 +81,8 @@ fn is_fixed(dir: &Dir, name: &OsStr) -> Option<String> {
     Some(format!("it is {word}; nobody may before root has changed that (chattr -{letter})"))
 }
 
-fn whose(stat: &Stat) -> String {
+/// Whose it is and who we are, for the brackets after what we may not.
+pub fn whose(stat: &Stat) -> String {
     format!("it belongs to {}, mode {:04o}; we are uid {}", owner(stat.uid), stat.mode, process::effective_uid())
 }
 

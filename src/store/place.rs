@@ -12,6 +12,7 @@ use crate::sys::{Errno, describe, process, user};
 use crate::text::Shown;
 
 use super::Fault;
+use super::permission::is_kept;
 
 /// A lock path: its directory, by descriptor, and its name in it.
 ///
@@ -129,16 +130,29 @@ impl Place {
     pub fn change_fault(&self, doing: &'static str, errno: Errno) -> Fault {
         match errno {
             Errno::EROFS => self.cannot("the file system is read-only"),
-            Errno::ENOENT => self.cannot(format!("no such directory: {}", Shown::os(self.parent()))),
-            Errno::ENAMETOOLONG | Errno::EINVAL | Errno::EILSEQ | Errno::EISDIR | Errno::ELOOP | Errno::ENOTDIR => {
-                self.cannot(format!("cannot {doing}: {}", describe(errno)))
+            Errno::ENOENT if self.dir.is_removed() => {
+                self.cannot(format!("no such directory: {}", Shown::os(self.parent())))
             }
+            // It is there, but takes no such name: /proc.
+            Errno::ENOENT
+            | Errno::ENAMETOOLONG
+            | Errno::EINVAL
+            | Errno::EILSEQ
+            | Errno::EISDIR
+            | Errno::ELOOP
+            | Errno::ENOTDIR => self.cannot(format!("cannot {doing}: {}", describe(errno))),
             _ => self.fault(doing, errno),
         }
     }
 
-    /// "No permission", with owner and mode of the directory and our own uid.
+    /// "No permission", with owner and mode of the directory and our own uid; or with what keeps root out as well.
     pub fn not_permitted(&self, doing: &str, errno: Errno) -> Fault {
+        if errno == Errno::EPERM
+            && let Some(why) = is_kept(self)
+        {
+            let why = format!("no permission to {doing}: {why}");
+            return Fault::NotPermitted { path: self.shown().to_vec(), why };
+        }
         let dir = match self.dir.stat() {
             Ok(stat) => belongs_to(self.parent(), &stat),
             Err(_) => format!("directory {}", Shown::os(self.parent())),

@@ -264,6 +264,11 @@ impl Dir {
         again(|| fstat(&self.0)).map(Stat::from)
     }
 
+    /// Whether it has been removed: it has no link left, or cannot be asked any more.
+    pub fn is_removed(&self) -> bool {
+        !matches!(again(|| fstat(&self.0)), Ok(stat) if stat.st_nlink > 0)
+    }
+
     /// Whether names may be made and removed here: EACCES, EPERM or EROFS if not.
     pub fn may_write(&self) -> Result<()> {
         again(|| faccessat(&self.0, ".", AccessFlags::W_OK | AccessFlags::X_OK, AtFlags::AT_EACCESS))
@@ -505,14 +510,15 @@ impl File {
     /// A second descriptor for the same open description, numbered out of the way of scripts (which use
     /// 3 to 9, and whose shells use 10 and what is free above, or 255) and kept across exec. Below 64: a larger
     /// number would make COMMAND's table of descriptors, and that of each process it makes, eight times larger.
+    /// Where a low limit leaves none of these any number will do: better than no run.
     pub fn inheritable(&self) -> Result<OwnedFd> {
-        const WISHES: [RawFd; 2] = [60, 10];
+        const WISHES: [RawFd; 3] = [60, 10, 3];
         for wish in WISHES {
             match fcntl(&self.0, FcntlArg::F_DUPFD(wish)) {
                 // SAFETY: fcntl just returned this descriptor as a new one; nobody else owns it.
                 Ok(fd) => return Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) }),
-                // The limit on descriptors lies lower than the wish.
-                Err(Errno::EINVAL) => {}
+                // The limit on descriptors lies lower than the wish, or all up to it are in use.
+                Err(Errno::EINVAL | Errno::EMFILE) => {}
                 Err(errno) => return Err(errno),
             }
         }

@@ -30,20 +30,27 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// The process that has this pid now. ESRCH: there is none, or it has ended already.
+    /// The process that has this pid now. ESRCH: there is none, or it has ended already. ENOENT: /proc does not
+    /// show it.
     pub fn open(pid: i32) -> Result<Self> {
         let process = Pidfd::open(pid)?;
         // In this order: if the process has not ended after its start time was read, that was its own.
-        let stat = Stat::of(pid).ok_or(Errno::ESRCH)?;
-        let watched = Watched { pid, stat, process };
-        if watched.has_ended() { Err(Errno::ESRCH) } else { Ok(watched) }
+        let stat = Stat::of(pid);
+        if has_ended(&process) {
+            return Err(Errno::ESRCH);
+        }
+        Ok(Watched { pid, stat: stat.ok_or(Errno::ENOENT)?, process })
     }
 
     /// Whether it has ended, all its threads included.
     pub fn has_ended(&self) -> bool {
-        let mut process = [PollFd::new(self.process.fd().as_fd(), PollFlags::POLLIN)];
-        matches!(poll(&mut process, PollTimeout::ZERO), Ok(ready) if ready > 0)
+        has_ended(&self.process)
     }
+}
+
+fn has_ended(process: &Pidfd) -> bool {
+    let mut process = [PollFd::new(process.fd().as_fd(), PollFlags::POLLIN)];
+    matches!(poll(&mut process, PollTimeout::ZERO), Ok(ready) if ready > 0)
 }
 
 /// Which side of a fork we are on.

@@ -17,6 +17,9 @@ use super::signal::taking_back;
 /// How long the first line waits for a reader that does not read, in milliseconds; those after it do not.
 const PATIENCE_MS: u16 = 200;
 
+/// How often a log that comes and goes between the look for it and the making of it is tried again.
+const OPEN_TRIES: u32 = 3;
+
 /// A log, open for appending.
 #[derive(Debug)]
 pub struct Log {
@@ -38,9 +41,22 @@ impl Log {
     /// Opens a file at its end, and makes it where it is missing. COMMAND does not inherit it.
     pub fn open(path: &OsStr) -> Result<Self> {
         // Without O_NONBLOCK the open of a FIFO would wait for somebody to read.
-        let flags =
-            OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_APPEND | OFlag::O_CLOEXEC | OFlag::O_NOCTTY | OFlag::O_NONBLOCK;
-        Log::to(Target::Ours(nix::fcntl::open(path, flags, Mode::from_bits_truncate(0o666))?))
+        let flags = OFlag::O_WRONLY | OFlag::O_APPEND | OFlag::O_CLOEXEC | OFlag::O_NOCTTY | OFlag::O_NONBLOCK;
+        let open = |more| nix::fcntl::open(path, flags | more, Mode::from_bits_truncate(0o666));
+        // Another user's file in /tmp may be one that is open for all to append to, but where
+        // fs.protected_regular is set the kernel refuses whoever asks for it with O_CREAT alone.
+        for _ in 0..OPEN_TRIES {
+            match open(OFlag::empty()) {
+                Err(Errno::ENOENT) => {}
+                opened => return Log::to(Target::Ours(opened?)),
+            }
+            match open(OFlag::O_CREAT | OFlag::O_EXCL) {
+                Err(Errno::EEXIST) => {}
+                made => return Log::to(Target::Ours(made?)),
+            }
+        }
+        // A symbolic link to a file that is still to be made.
+        Log::to(Target::Ours(open(OFlag::O_CREAT)?))
     }
 
     /// A descriptor that was open on entry; EBADF if it is not open for writing. Nothing else may have been

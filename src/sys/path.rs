@@ -4,10 +4,16 @@ use std::ffi::{OsStr, OsString};
 
 use nix::Result;
 use nix::errno::Errno;
+use nix::sys::stat::{Mode, umask};
 
-/// Makes the missing directories of `path`, each with 0777 less the umask.
+/// Makes the missing directories of `path`, each with 0777 less the umask, but such that its owner can make names
+/// in it: the lock is to be made there.
 pub fn make_dirs(path: &std::path::Path) -> std::io::Result<()> {
-    std::fs::create_dir_all(path)
+    let mine = umask(Mode::empty());
+    umask(mine - (Mode::S_IWUSR | Mode::S_IXUSR));
+    let made = std::fs::create_dir_all(path);
+    umask(mine);
+    made
 }
 
 /// The absolute form of a path, without resolving anything in it.

@@ -6,8 +6,13 @@ use nix::Result;
 use nix::errno::Errno;
 use nix::libc;
 
-/// Writes all of it. Signals should be as on entry, so that a reader that sleeps can be interrupted.
+use super::output::expect_open;
+
+/// Writes all of it; EBADF if standard output was closed on entry. Signals should be as on entry, so that a reader
+/// that sleeps can be interrupted.
 pub fn show(bytes: &[u8]) -> Result<()> {
+    // What stands in for it takes everything.
+    expect_open()?;
     // Unbuffered pieces would show a page being drawn; std's own buffer is flushed here.
     let mut out = std::io::stdout().lock();
     let written = out.write_all(bytes).and_then(|()| out.flush());

@@ -188,6 +188,35 @@ fn c10_missing_parents_are_made_only_when_asked_for() {
 }
 
 #[test]
+fn c10_the_parents_that_are_made_can_be_entered_by_their_owner_whatever_the_umask() {
+    let sandbox = Sandbox::new();
+    sandbox.chmod(sandbox.work(), 0o777);
+    for (umask, modes) in [("0777", "300\n300\n0\n"), ("0377", "700\n700\n400\n"), ("027", "750\n750\n640\n")] {
+        let text = format!("umask {umask}; \"$0\" -p x/y/a.lock -- stat -c %a x x/y x/y/a.lock; echo $?; umask");
+        let text = format!("{text}; chmod 700 x x/y; rmdir x/y x");
+        let finished = sandbox.program("sh").args(["-c", &text]).arg(sandbox.public_binary()).run_by_nobody().run();
+        finished.exited(0).silent();
+        assert_eq!(finished.out(), format!("{modes}0\n{umask:0>4}\n"), "umask {umask}");
+    }
+}
+
+#[test]
+fn c10_a_directory_that_is_there_but_takes_no_lock_is_not_said_to_be_missing() {
+    let sandbox = Sandbox::new();
+    let finished = sandbox.withlock().args(["-n", "/proc/withlock-test.lock", "--", "true"]).run();
+    let line = "withlock: /proc/withlock-test.lock: cannot be locked: cannot create it: No such file or directory\n";
+    assert_eq!(finished.exited(73).err(), line);
+    // One that has been removed under a waiter is.
+    fs::create_dir(sandbox.path("dir")).expect("a directory");
+    plant(&sandbox.path("dir/a.lock"), &planted(3_600_000), 0);
+    let waiter = sandbox.withlock().arg("dir/a.lock").args(["--", "true"]).start();
+    waiter.wait_for_stderr("waiting");
+    fs::remove_dir_all(sandbox.path("dir")).expect("rm");
+    let finished = waiter.wait();
+    finished.exited(73).says(&["dir/a.lock: cannot be locked: no such directory: dir\n"]);
+}
+
+#[test]
 fn c10_a_directory_removed_while_held_is_reported_and_not_made_again() {
     // `exec sleep`: the command goes on, so that it is the loss that ends it.
     for (body, what) in [("rm -r dir; exec sleep 1000", "the command goes on"), ("rm -r dir", "the command ends")] {

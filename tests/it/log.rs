@@ -3,13 +3,16 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::harness::{Moments, Run, Running, Sandbox, eventually, plant, planted, send_to_group, shipped, slots};
+use crate::harness::{
+    Moments, Run, Running, Sandbox, calls, eventually, plant, planted, send_to_group, shipped, slots,
+};
 
 /// The lines of a log; each must be one JSON object of this version.
 #[track_caller]
@@ -269,6 +272,39 @@ fn a_log_that_cannot_be_written_is_one_warning_and_harms_nothing() {
     stuck.exited(0).one_line(&["the log cannot be written: "]);
     assert!(stuck.took < Duration::from_secs(10), "{stuck}");
     assert_eq!(sandbox.names(), [""; 0]);
+}
+
+/// What a run asks of the kernel to open this log, call by call, without what is the same in all of them.
+fn opens(sandbox: &Sandbox, log: &Path, inject: &[&str]) -> Vec<String> {
+    let trace = sandbox.io_path("strace");
+    let shown = log.to_str().expect("text");
+    let options = [&["-e", "trace=openat"], inject].concat();
+    let run = sandbox.withlock().arg("--log-json").arg(log).lock().args(["--", "true"]);
+    run.traced(&trace, &options).run().exited(0).silent();
+    assert_eq!(events(&lines(log)).last(), Some(&"exit"));
+    let kind = |line: &str| match (line.contains("O_CREAT"), line.contains("O_EXCL")) {
+        (false, _) => "open",
+        (true, true) => "make",
+        (true, false) => "either",
+    };
+    let calls = calls(&trace).into_iter().filter(|call| call.name == "openat" && call.line.contains(shown));
+    calls.map(|call| kind(&call.line).to_owned()).collect()
+}
+
+#[test]
+fn a_log_that_is_there_is_opened_without_the_offer_to_make_it_which_the_kernel_may_refuse() {
+    let sandbox = Sandbox::new();
+    let (new, link) = (sandbox.path("new"), sandbox.path("link"));
+    assert_eq!(opens(&sandbox, &new, &[]), ["open", "make"]);
+    assert_eq!(opens(&sandbox, &new, &[]), ["open"]);
+    // Another makes it after it was looked for.
+    let unseen = ["-P", new.to_str().expect("text"), "-e", "inject=openat:error=ENOENT:when=1"];
+    assert_eq!(opens(&sandbox, &new, &unseen), ["open", "make", "open"]);
+    // What the kernel refuses is an open with the offer: this shows that one would be seen here.
+    symlink("target", &link).expect("a link");
+    assert_eq!(opens(&sandbox, &link, &[]), ["open", "make", "open", "make", "open", "make", "either"]);
+    assert_eq!(events(&lines(&sandbox.path("target"))).last(), Some(&"exit"));
+    assert_eq!(opens(&sandbox, &link, &[]), ["open"]);
 }
 
 #[test]

@@ -53,6 +53,20 @@ fn whatever_else_is_at_the_path_is_76_with_one_line_that_says_what() {
 }
 
 #[test]
+fn of_a_lock_that_we_may_not_read_it_is_not_said_that_it_is_not_held() {
+    let sandbox = Sandbox::new();
+    let mine = planted(HOUR_MS);
+    plant(&sandbox.lock(), &mine, 0);
+    sandbox.chmod(sandbox.lock(), 0o600);
+    let check = || sandbox.program(sandbox.public_binary()).args(["check", "--nonce", mine.nonce.as_str(), "a.lock"]);
+    check().run().exited(0).silent();
+    let finished = check().run_by_nobody().run();
+    let line = "withlock: a.lock: cannot tell whether it is held: we may not read it (it belongs to root, mode 0600; we \
+                are uid 65534)\n";
+    assert_eq!((finished.exited(77).err(), finished.out()), (line.into(), String::new()));
+}
+
+#[test]
 fn while_another_process_is_ending_the_lock_it_is_not_surely_held() {
     let sandbox = Sandbox::new();
     let mine = planted(HOUR_MS);

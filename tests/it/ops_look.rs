@@ -185,6 +185,28 @@ fn output_that_nobody_takes_is_an_error_and_no_panic() {
 }
 
 #[test]
+fn a_standard_output_that_is_closed_is_an_error_and_not_an_empty_answer() {
+    let sandbox = Sandbox::new();
+    plant(&sandbox.lock(), &planted(1_000), 60_000);
+    let lost = "withlock: standard output: cannot write: Bad file number\n";
+    let asked = ["inspect", "inspect --json", "reclaim", "break --dry-run", "--help", "inspect --help", "--version"];
+    for words in asked {
+        let lock = if words.ends_with("--help") || words == "--version" { "" } else { "\"$L\"" };
+        let finished = sandbox.sh(format!("\"$WL\" {words} {lock} >&-")).run();
+        assert_eq!(finished.exited(74).err(), lost, "{words}");
+        // Whoever wants no more than the exit code asks for it.
+        sandbox.sh(format!("\"$WL\" {words} {lock} >/dev/null")).run().exited(0).silent();
+    }
+    sandbox.sh("\"$WL\" inspect -q b.lock >&-").run().exited(0).silent();
+    assert_eq!(sandbox.names(), ["a.lock"]);
+    // What was done is done, and said.
+    let broken = sandbox.sh("\"$WL\" break \"$L\" >&-").run();
+    let done = format!("withlock: {}: ended\n{lost}", sandbox.lock().display());
+    assert_eq!(broken.exited(74).err(), done);
+    assert!(!sandbox.lock().exists());
+}
+
+#[test]
 fn it_is_always_a_valid_document_while_locks_come_and_go() {
     let sandbox = Sandbox::in_memory();
     let churn = "while :; do \"$WL\" -n \"$L\" -- true 2>/dev/null; sleep 0.01; done";

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::cases_end::{Immutable, plant_slot};
 use crate::cases_path::on_read_only;
-use crate::harness::{Run, Sandbox, age, plant, planted, tree};
+use crate::harness::{Run, Sandbox, age, in_lanes, plant, planted, tree};
 
 const HOUR_MS: u64 = 3_600_000;
 const NOBODY: u32 = 65_534;
@@ -194,6 +194,45 @@ fn what_chattr_has_fixed_is_not_offered_to_root_either() {
         }
         assert_eq!(tree(&dir), before);
     }
+}
+
+#[test]
+fn a_release_that_chattr_keeps_from_its_work_names_that_and_not_owner_and_mode() {
+    let scene = |fixed: &str, letter: char| {
+        let sandbox = Sandbox::new();
+        fs::create_dir(sandbox.path("d")).expect("a directory");
+        let undo = Immutable(sandbox.path(fixed));
+        (sandbox, undo, format!("chattr +{letter} {fixed}"))
+    };
+    let fixed = |whose: &str, word: &str, letter: char| {
+        format!("{whose}it is {word}; nobody may before root has changed that (chattr -{letter})")
+    };
+    let cases = vec![
+        ("d/a.lock", 'i', fixed("", "immutable", 'i')),
+        ("d/a.lock", 'a', fixed("", "append-only", 'a')),
+        ("d", 'i', fixed("directory d: ", "immutable", 'i')),
+        ("d", 'a', fixed("directory d: ", "append-only", 'a')),
+    ];
+    // A release that fails is tried for seconds.
+    in_lanes(cases.len(), cases, |(target, letter, why)| {
+        let (sandbox, _undo, chattr) = scene(target, letter);
+        let run = sandbox.withlock().args(["--ttl", "1h", "d/a.lock"]).sh(&chattr).run();
+        let line =
+            format!("withlock: d/a.lock: no permission to release it: {why}; the lock stays and expires within 1h\n");
+        assert_eq!(run.exited(77).err(), line);
+
+        let (sandbox, _undo, chattr) = scene(target, letter);
+        let text = format!("nonce=$(\"$WL\" acquire d/a.lock) && {chattr} && \"$WL\" release --nonce $nonce d/a.lock");
+        let run = sandbox.sh(text).run();
+        assert_eq!(run.exited(77).err(), format!("withlock: d/a.lock: not released: {why}\n"));
+    });
+    // The same directory that is another's is still said to be that.
+    let sandbox = Sandbox::new();
+    fs::create_dir(sandbox.path("d")).expect("a directory");
+    let run = by_nobody(&sandbox, &["-n", "d/a.lock", "--", "true"]).run();
+    let line = "withlock: d/a.lock: no permission to create it: Permission denied (directory d belongs to root, mode 0755; \
+                we are uid 65534)\n";
+    assert_eq!(run.exited(77).err(), line);
 }
 
 #[test]

@@ -309,6 +309,16 @@ fn a_process_that_does_not_exist_or_has_ended_is_refused_before_the_lock_is_take
 }
 
 #[test]
+fn a_process_that_proc_does_not_show_is_not_said_to_be_missing() {
+    let sandbox = Sandbox::new();
+    let text = r#"umount -l /proc && "$0" acquire --for-pid $$ a.lock; exit"#;
+    let finished = sandbox.program("unshare").args(["-m", "sh", "-c", text]).arg(env!("CARGO_BIN_EXE_withlock")).run();
+    finished.exited(71);
+    assert_eq!(finished.err(), "withlock: cannot find the process in /proc: No such file or directory\n");
+    assert_eq!((finished.out(), sandbox.names()), (String::new(), Vec::new()));
+}
+
+#[test]
 fn a_process_that_ends_while_its_lock_is_waited_for_ends_the_wait() {
     let sandbox = Sandbox::new();
     let mut gate = sandbox.gate();

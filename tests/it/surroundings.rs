@@ -147,7 +147,20 @@ fn with_few_descriptors_it_works_or_says_why_not_and_never_leaks_the_lock() {
         }
         assert!(sandbox.names().is_empty(), "{limit}: {:?}: {finished}", sandbox.names());
     }
-    assert!(worked >= 28, "only {worked}");
+    assert!(worked >= 32, "only {worked}");
+}
+
+#[test]
+fn where_no_high_number_is_left_the_command_inherits_the_guard_under_a_low_one() {
+    let sandbox = Sandbox::new();
+    let print = "for fd in /proc/$$/fd/*; do readlink $fd; done";
+    for limits in ["ulimit -n 10", "ulimit -n 61; exec 60</dev/null"] {
+        let text = format!("{limits}; exec \"$WL\" \"$L\" -- bash -c '{print}'");
+        let finished = sandbox.program("bash").args(["-c", &text]).run();
+        finished.exited(0).silent();
+        let lock = sandbox.lock().display().to_string();
+        assert_eq!(finished.out().lines().filter(|target| *target == lock).count(), 1, "{limits}: {finished}");
+    }
 }
 
 #[test]

@@ -291,6 +291,11 @@ pub(super) const BEHAVIOURS: &[Behaviour] = &[
             let full = fs::OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
             stage.of(options).stdout(full).run().exited(74).one_line(&["standard output", "No space left on device"]);
         }
+        let closed = stage.sh("\"$WL\" break --force \"$LOCK\" >&-").run();
+        let lines: Vec<String> = closed.exited(74).says(&[]).err().lines().map(str::to_owned).collect();
+        assert!(lines[0].ends_with(": ended"), "{closed}");
+        assert_eq!(lines[1..], ["withlock: standard output: cannot write: Bad file number"]);
+        stage.of(&["inspect", "-q"]).run().exited(0).silent();
     }),
     ("labels and commands of any name are valid in a document and harmless as text", |stage| {
         let label = "a \"label\"\n\x1b[31m";
