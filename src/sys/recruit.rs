@@ -18,6 +18,7 @@ use nix::libc;
 
 use super::futex::{self, By, address};
 use super::hook::{Step, left_out};
+use super::process;
 use super::raw::call;
 
 /// There is nothing to become: go. The kernel writes this one when we have died.
@@ -38,6 +39,9 @@ const STACK_BYTES: usize = 32 * 1024;
 /// For how long the order is looked for before the recruit goes to sleep, in rounds of less than a microsecond: a little
 /// longer than it takes to write a record, and less than two changes of process.
 const ROUNDS: u32 = 100;
+
+/// How often a recruit that was told something is looked after, should the kernel not say what became of it.
+const LOOK_EVERY_MS: u64 = 100;
 
 /// A process that stands ready. It goes when this is dropped.
 #[derive(Debug)]
@@ -86,7 +90,11 @@ impl Recruit {
             futex::wake(&ORDER, By::Kernel);
         }
         while IS_THERE.load(Ordering::Acquire) != 0 {
-            futex::wait(&IS_THERE, 1, By::Kernel, None);
+            futex::wait(&IS_THERE, 1, By::Kernel, Some(LOOK_EVERY_MS));
+            // Kernels before 5.17 say nothing of a process that dumps core.
+            if IS_THERE.load(Ordering::Acquire) != 0 && process::ended(self.pid).is_some() {
+                IS_THERE.store(0, Ordering::Relaxed);
+            }
         }
     }
 }
