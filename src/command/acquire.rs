@@ -7,7 +7,7 @@ use crate::exit::Exit;
 use crate::options::{self, Access, Lease, Usage};
 use crate::record::Guard;
 use crate::store::{self, Attempt, Busy, Evicted, Fault, Held, Offer, Store};
-use crate::sys::keeper::{Side, Watched, split_off};
+use crate::sys::keeper::{NotWatched, Side, Watched, split_off};
 use crate::sys::lookout::Word;
 use crate::sys::output::{answer, complain};
 use crate::sys::signal::OnEntry;
@@ -32,10 +32,9 @@ pub(super) fn acquire(given: Acquire, on_entry: &OnEntry) -> anyhow::Result<u8> 
         return Ok(Exit::Io.code());
     }
     // From here on its pid may be given to another: what is watched is this one.
-    let watched = pid.map(Watched::open).transpose().map_err(|errno| match errno {
-        // It is there, but where /proc is not mounted, or hides it, nothing tells since when.
-        Errno::ENOENT => System::new("find the process in /proc", errno),
-        errno => System::new("watch the process", errno),
+    let watched = pid.map(Watched::open).transpose().map_err(|why_not| match why_not {
+        NotWatched::Refused(errno) => System::new("watch the process", errno),
+        NotWatched::Unseen => System::new("find the process in /proc", Errno::ENOENT),
     })?;
     let place = store::find(&given.lock, lease.parents)?;
     let mut store = store::open(&given.lock, place, &access, on_entry)?;

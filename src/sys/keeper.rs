@@ -29,17 +29,25 @@ pub struct Watched {
     process: Pidfd,
 }
 
+/// Why a process cannot be watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotWatched {
+    /// The system says so. ESRCH: there is none, or it has ended already.
+    Refused(Errno),
+    /// It is there, but where /proc is not mounted, or hides it, nothing tells since when.
+    Unseen,
+}
+
 impl Watched {
-    /// The process that has this pid now. ESRCH: there is none, or it has ended already. ENOENT: /proc does not
-    /// show it.
-    pub fn open(pid: i32) -> Result<Self> {
-        let process = Pidfd::open(pid)?;
+    /// The process that has this pid now.
+    pub fn open(pid: i32) -> std::result::Result<Self, NotWatched> {
+        let process = Pidfd::open(pid).map_err(NotWatched::Refused)?;
         // In this order: if the process has not ended after its start time was read, that was its own.
         let stat = Stat::of(pid);
         if has_ended(&process) {
-            return Err(Errno::ESRCH);
+            return Err(NotWatched::Refused(Errno::ESRCH));
         }
-        Ok(Watched { pid, stat: stat.ok_or(Errno::ENOENT)?, process })
+        Ok(Watched { pid, stat: stat.ok_or(NotWatched::Unseen)?, process })
     }
 
     /// Whether it has ended, all its threads included.
@@ -175,7 +183,7 @@ mod tests {
         let watched = Watched::open(me).unwrap();
         assert!(!watched.has_ended());
         assert_eq!(watched.stat.started, Stat::of(me).unwrap().started);
-        assert_eq!(Watched::open(i32::MAX).map(|watched| watched.pid), Err(Errno::ESRCH));
+        assert_eq!(Watched::open(i32::MAX).map(|watched| watched.pid), Err(NotWatched::Refused(Errno::ESRCH)));
     }
 
     #[test]
@@ -185,7 +193,7 @@ mod tests {
         let watched = Pidfd::open(pid).unwrap();
         let mut ended = [PollFd::new(watched.fd().as_fd(), PollFlags::POLLIN)];
         assert_eq!(poll(&mut ended, PollTimeout::from(40_000_u16)), Ok(1));
-        assert_eq!(Watched::open(pid).map(|watched| watched.pid), Err(Errno::ESRCH));
+        assert_eq!(Watched::open(pid).map(|watched| watched.pid), Err(NotWatched::Refused(Errno::ESRCH)));
         child.wait().unwrap();
     }
 }

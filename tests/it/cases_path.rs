@@ -191,7 +191,7 @@ fn c10_missing_parents_are_made_only_when_asked_for() {
 fn c10_the_parents_that_are_made_can_be_entered_by_their_owner_whatever_the_umask() {
     let sandbox = Sandbox::new();
     sandbox.chmod(sandbox.work(), 0o777);
-    for (umask, modes) in [("0777", "300\n300\n0\n"), ("0377", "700\n700\n400\n"), ("027", "750\n750\n640\n")] {
+    for (umask, modes) in [("0777", "300\n300\n600\n"), ("0377", "700\n700\n600\n"), ("027", "750\n750\n640\n")] {
         let text = format!("umask {umask}; \"$0\" -p x/y/a.lock -- stat -c %a x x/y x/y/a.lock; echo $?; umask");
         let text = format!("{text}; chmod 700 x x/y; rmdir x/y x");
         let finished = sandbox.program("sh").args(["-c", &text]).arg(sandbox.public_binary()).run_by_nobody().run();
