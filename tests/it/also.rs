@@ -185,7 +185,7 @@ fn the_line_names_the_one_that_is_busy_and_none_of_the_others_is_left_behind() {
     let holder = sandbox.withlock().arg("b").sh(gate.script()).start();
     gate.wait_inside();
     let busy = format!("b: held by pid {} on ", holder.pid());
-    let still = format!("ms by pid {} on ", holder.pid());
+    let still = format!(" by pid {} on ", holder.pid());
     for [first, second] in [["a", "b"], ["b", "a"]] {
         let run = |options: &[&str]| both(sandbox.withlock().args(options), first, second).sh("echo ran; ls").run();
         let next = "; next: withlock inspect b";
