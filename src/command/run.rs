@@ -14,9 +14,9 @@ use crate::supervise::{supervise, supervise_briefly};
 use crate::sys::clock::boot_ms;
 use crate::sys::output::complain;
 use crate::sys::process::{self, Zombie};
-use crate::sys::signal::{OnEntry, Signals};
+use crate::sys::signal::{Fatal, OnEntry, Signals};
 use crate::sys::spawn::{Program, Variables, missing_interpreter};
-use crate::sys::{Errno, describe, sleep};
+use crate::sys::{Errno, describe};
 use crate::text::{Shown, duration};
 
 use super::log::{Log, other};
@@ -282,7 +282,7 @@ impl<'a> Job<'a> {
                 return Ok(ended);
             }
             // The looks while it ran are up to a second old.
-            if let Some(found) = held.as_deref_mut().and_then(|held| lost_meanwhile(held.as_mut())) {
+            if let Some(found) = held.as_deref_mut().and_then(|held| lost_meanwhile(held.as_mut(), &self.on_entry)) {
                 self.log.tell(|| Event::Lost { found: found.clone() });
                 let path = Shown::os(&self.plan.lock);
                 complain(&format!("{path}: the lock was lost: {found}; the command is not run"));
@@ -459,12 +459,13 @@ impl<'a> Job<'a> {
 /// What is there instead of the lock, right before COMMAND is started. One that others have to be asked about
 /// is renewed as well, since a look there is answered later, and that is waited for, but not for long: where
 /// nobody answers, COMMAND is watched over like any other.
-fn lost_meanwhile(held: &mut dyn Held) -> Option<String> {
+fn lost_meanwhile(held: &mut dyn Held, on_entry: &OnEntry) -> Option<String> {
     let found = held.look();
     if found.is_some() || held.news_descriptor().is_none() {
         return found;
     }
     let until_ms = boot_ms() + ASK_AT_MOST_MS;
+    let fatal = Fatal::open(on_entry).ok()?;
     let mut answer = Some(held.renew());
     loop {
         match answer {
@@ -472,14 +473,15 @@ fn lost_meanwhile(held: &mut dyn Held) -> Option<String> {
             Some(Renewal::Pending) | None => {}
             Some(Renewal::Confirmed | Renewal::Contested | Renewal::Failed(_)) => return None,
         }
+        let left_ms = until_ms.saturating_sub(boot_ms());
+        // A signal that has arrived is for COMMAND.
+        if left_ms == 0 || fatal.or_readable(held.news_descriptor()?, left_ms) {
+            return None;
+        }
         answer = match held.news() {
             Some(News::Lost(found)) => return Some(found),
             Some(News::Renewed(renewal)) => Some(renewal),
-            None if boot_ms() >= until_ms => return None,
-            None => {
-                sleep::pause(1);
-                None
-            }
+            None => None,
         };
     }
 }

@@ -10,7 +10,6 @@
 //! its own there for whoever joins the first thread, which nobody does.
 
 use std::ffi::{c_int, c_void};
-use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
@@ -20,6 +19,7 @@ use super::futex::{self, By, address};
 use super::hook::{Step, left_out};
 use super::process;
 use super::raw::call;
+use super::spawn::Stack;
 
 /// There is nothing to become: go. The kernel writes this one when we have died.
 const LEAVE: u32 = 0;
@@ -35,7 +35,6 @@ static ORDER: AtomicU32 = AtomicU32::new(LEAVE);
 static IS_THERE: AtomicU32 = AtomicU32::new(0);
 static START: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-const STACK_BYTES: usize = 32 * 1024;
 /// For how long the order is looked for before the recruit goes to sleep, in rounds of less than a microsecond: a little
 /// longer than it takes to write a record, and less than two changes of process.
 const ROUNDS: u32 = 100;
@@ -47,7 +46,7 @@ const LOOK_EVERY_MS: u64 = 100;
 #[derive(Debug)]
 pub struct Recruit {
     pid: i32,
-    _stack: Box<[MaybeUninit<u8>]>,
+    _stack: Stack,
 }
 
 impl Recruit {
@@ -59,19 +58,17 @@ impl Recruit {
         }
         IS_THERE.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).ok()?;
         ORDER.store(STAND, Ordering::Relaxed);
-        let mut stack = Box::<[u8]>::new_uninit_slice(STACK_BYTES);
+        let mut stack = Stack::new();
         let flags = libc::CLONE_VM | libc::CLONE_CHILD_CLEARTID | libc::SIGCHLD;
         let nothing = ptr::null_mut::<c_void>();
         // SAFETY: the order is a static, so that the kernel may write there when this thread ends. The new process runs
-        // `stand_ready` on its own stack, which grows down from its aligned end and is freed only once the kernel has
+        // `stand_ready` on its own stack, which is freed only once the kernel has
         // said, in another static, that it is not used any more.
         let pid = unsafe {
             if !left_out(Step::Recall) {
                 call(libc::SYS_set_tid_address, [address(&ORDER), 0, 0, 0, 0, 0]);
             }
-            let top = stack.as_mut_ptr().cast::<u8>().add(STACK_BYTES);
-            let top = top.sub(top.addr() & 15);
-            libc::clone(stand_ready, top.cast(), flags, nothing, nothing, nothing, IS_THERE.as_ptr())
+            libc::clone(stand_ready, stack.top(), flags, nothing, nothing, nothing, IS_THERE.as_ptr())
         };
         if pid < 0 {
             IS_THERE.store(0, Ordering::Relaxed);

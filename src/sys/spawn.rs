@@ -5,6 +5,7 @@
 //! needed here: this program has no signal handlers when it spawns, so there is nothing to reset.
 
 use std::ffi::{CString, OsStr, OsString, c_char, c_int, c_void};
+use std::mem::MaybeUninit;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::ptr;
 
@@ -123,22 +124,32 @@ impl Program {
 
 /// Makes a child and stands still until it has become COMMAND, or ended; its pid.
 fn vfork(start: *mut c_void) -> Result<i32> {
-    // Used by the child alone, until it has become COMMAND; its pages are touched only where used.
-    let mut stack: Vec<u8> = Vec::with_capacity(CHILD_STACK_BYTES);
+    let mut stack = Stack::new();
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
     // SAFETY: the child runs `become_command` on its own stack in our memory, and with CLONE_VFORK we
     // stand still until it has called execve or _exit, so that `start`, what it points to and `stack`
-    // outlive it. All signals are blocked in both, so no handler runs in the shared memory. The stack
-    // grows down from its (aligned) end.
-    let pid = unsafe {
-        let top = stack.as_mut_ptr().add(CHILD_STACK_BYTES & !15);
-        let top = top.sub(top.addr() & 15);
-        libc::clone(become_command, top.cast(), flags, start)
-    };
+    // outlive it. All signals are blocked in both, so no handler runs in the shared memory.
+    let pid = unsafe { libc::clone(become_command, stack.top(), flags, start) };
     Errno::result(pid)
 }
 
-const CHILD_STACK_BYTES: usize = 32 * 1024;
+/// What a child in our memory stands on until it has become COMMAND. Its pages are touched only where used.
+#[derive(Debug)]
+pub(super) struct Stack(Box<[MaybeUninit<u8>]>);
+
+impl Stack {
+    const BYTES: usize = 32 * 1024;
+
+    pub(super) fn new() -> Self {
+        Stack(Box::new_uninit_slice(Stack::BYTES))
+    }
+
+    /// Where it begins: it grows down from its aligned end.
+    pub(super) fn top(&mut self) -> *mut c_void {
+        let end = self.0.as_mut_ptr_range().end;
+        end.wrapping_byte_sub(end.addr() & 15).cast()
+    }
+}
 
 /// All that the child needs, made beforehand: in memory shared with its parent it must not allocate.
 struct Start<'a> {
